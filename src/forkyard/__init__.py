@@ -1,0 +1,1 @@
+"""Self-hosted Linux machines for coding agents."""

@@ -1,0 +1,274 @@
+"""The one exception tree.
+
+Owns: every error that leaves a Forkyard module, its stable `code`, its HTTP `status`, and whether trying again can help.
+Never does: I/O, formatting for a particular edge. `api/` turns an error into `application/problem+json`; the SDK rebuilds
+the same class from the `code`.
+
+    ForkyardError
+    ├── InvalidRequest            the caller asked for something impossible
+    │   ├── InvalidShape
+    │   └── InvalidPath
+    ├── Unauthenticated
+    ├── Forbidden
+    ├── NotFound
+    │   ├── SandboxNotFound
+    │   ├── ExecNotFound
+    │   └── FileMissing
+    ├── Conflict
+    │   ├── StateConflict         the sandbox is in a state that does not allow this
+    │   ├── IdempotencyConflict
+    │   └── FileConflict          exists already, is a directory, is not empty …
+    ├── SandboxEnded              it existed and is gone; `cause` says why
+    ├── GuestFailure              the machine inside answered with a failure
+    │   ├── GuestPermissionDenied
+    │   ├── GuestDiskFull
+    │   ├── CommandNotFound
+    │   └── GuestUnreachable      the agent does not answer
+    ├── NoCapacity
+    ├── OperationTimeout
+    ├── HostFailure               this machine could not do its part
+    │   ├── ImageBuildFailed
+    │   ├── TemplateBuildFailed
+    │   ├── VmStartFailed
+    │   └── VmCrashed
+    ├── DaemonUnreachable         raised by clients only
+    └── InternalError
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, ClassVar
+
+
+class ForkyardError(Exception):
+    """Something went wrong in Forkyard."""
+
+    code: ClassVar[str] = "error"
+    status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str | None = None, **details: Any) -> None:
+        self.message = message or inspect.cleandoc(type(self).__doc__ or self.code)
+        self.details = details
+        super().__init__(self.message)
+
+    def to_problem(self) -> dict[str, Any]:
+        """The body of an `application/problem+json` answer (RFC 9457)."""
+        return {
+            "type": f"urn:forkyard:error:{self.code}",
+            "title": inspect.cleandoc(type(self).__doc__ or self.code).splitlines()[0],
+            "status": self.status,
+            "detail": self.message,
+            "code": self.code,
+            "retryable": self.retryable,
+            "details": self.details,
+        }
+
+
+class InvalidRequest(ForkyardError):
+    """The request is not valid."""
+
+    code = "invalid_request"
+    status = 422
+
+
+class InvalidShape(InvalidRequest):
+    """No sandbox can have this shape."""
+
+    code = "invalid_shape"
+
+
+class InvalidPath(InvalidRequest):
+    """This is not a path a guest file can have."""
+
+    code = "invalid_path"
+
+
+class Unauthenticated(ForkyardError):
+    """The API key is missing or unknown. Set FORKYARD_API_KEY, or pass api_key=."""
+
+    code = "unauthenticated"
+    status = 401
+
+
+class Forbidden(ForkyardError):
+    """This API key may not do that."""
+
+    code = "forbidden"
+    status = 403
+
+
+class NotFound(ForkyardError):
+    """There is no such thing."""
+
+    code = "not_found"
+    status = 404
+
+
+class SandboxNotFound(NotFound):
+    """There is no sandbox with this id."""
+
+    code = "sandbox_not_found"
+
+
+class ExecNotFound(NotFound):
+    """This sandbox has no exec with this id."""
+
+    code = "exec_not_found"
+
+
+class FileMissing(NotFound):
+    """There is no such file or directory in the sandbox."""
+
+    code = "file_missing"
+
+
+class Conflict(ForkyardError):
+    """The request does not fit the present state."""
+
+    code = "conflict"
+    status = 409
+
+
+class StateConflict(Conflict):
+    """The sandbox is in a state that does not allow this."""
+
+    code = "state_conflict"
+
+
+class IdempotencyConflict(Conflict):
+    """This Idempotency-Key was used before with a different request."""
+
+    code = "idempotency_conflict"
+
+
+class FileConflict(Conflict):
+    """What is at that path does not allow this."""
+
+    code = "file_conflict"
+
+
+class SandboxEnded(ForkyardError):
+    """This sandbox has ended."""
+
+    code = "sandbox_ended"
+    status = 410
+
+
+class GuestFailure(ForkyardError):
+    """The machine could not do what was asked."""
+
+    code = "guest_failure"
+    status = 400
+
+
+class GuestPermissionDenied(GuestFailure):
+    """The user inside the sandbox may not do that."""
+
+    code = "guest_permission_denied"
+    status = 403
+
+
+class GuestDiskFull(GuestFailure):
+    """The sandbox's disk is full."""
+
+    code = "guest_disk_full"
+    status = 507
+
+
+class CommandNotFound(GuestFailure):
+    """The sandbox has no such program, user or working directory."""
+
+    code = "command_not_found"
+
+
+class GuestUnreachable(GuestFailure):
+    """The agent inside the sandbox does not answer."""
+
+    code = "guest_unreachable"
+    status = 503
+    retryable = True
+
+
+class NoCapacity(ForkyardError):
+    """This host has no room for another sandbox now."""
+
+    code = "no_capacity"
+    status = 503
+    retryable = True
+
+
+class OperationTimeout(ForkyardError):
+    """The operation did not finish in time."""
+
+    code = "timeout"
+    status = 504
+    retryable = True
+
+
+class HostFailure(ForkyardError):
+    """The host could not do its part."""
+
+    code = "host_failure"
+    status = 500
+
+
+class ImageBuildFailed(HostFailure):
+    """The base image could not be built."""
+
+    code = "image_build_failed"
+
+
+class TemplateBuildFailed(HostFailure):
+    """The template could not be built."""
+
+    code = "template_build_failed"
+
+
+class VmStartFailed(HostFailure):
+    """The virtual machine did not start."""
+
+    code = "vm_start_failed"
+    retryable = True
+
+
+class VmCrashed(HostFailure):
+    """The virtual machine ended by itself."""
+
+    code = "vm_crashed"
+
+
+class DaemonUnreachable(ForkyardError):
+    """No Forkyard daemon answers. Start one with `forkyard up`, or set FORKYARD_URL."""
+
+    code = "daemon_unreachable"
+    status = 503
+    retryable = True
+
+
+class InternalError(ForkyardError):
+    """An unexpected error in the daemon. Its log has the details."""
+
+    code = "internal"
+    status = 500
+
+
+def _tree(cls: type[ForkyardError]) -> dict[str, type[ForkyardError]]:
+    found = {cls.code: cls}
+    for sub in cls.__subclasses__():
+        found.update(_tree(sub))
+    return found
+
+
+BY_CODE: dict[str, type[ForkyardError]] = _tree(ForkyardError)
+
+
+def from_problem(problem: dict[str, Any]) -> ForkyardError:
+    """Rebuild the error a daemon reported. An unknown code (a newer daemon) becomes the root class."""
+    cls = BY_CODE.get(str(problem.get("code")), ForkyardError)
+    details = problem.get("details")
+    return cls(
+        str(problem.get("detail") or problem.get("title") or ""),
+        **{str(k): v for k, v in (details if isinstance(details, dict) else {}).items() if k != "message"},
+    )

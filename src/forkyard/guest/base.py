@@ -1,0 +1,144 @@
+"""What the host can ask of a running guest. The wire form is in `guest_agent/PROTOCOL.md`.
+
+Everything that comes back is untrusted: the implementation bounds sizes, validates types, and puts a deadline on every
+wait. Failures inside the guest arrive as `forkyard.errors` classes; a guest that does not answer is `GuestUnreachable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from forkyard.models import ExecInfo, FileInfo, WatchEvent
+
+Stream = Literal["stdout", "stderr"]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a guest must change after every restore, before the user's next instruction counts."""
+
+    sandbox_id: str
+    hostname: str
+    entropy: bytes  # fresh randomness from the host, at least 32 bytes
+    env: Mapping[str, str] = field(default_factory=dict)  # added to every exec
+
+
+@dataclass(frozen=True)
+class ExecSpec:
+    command: str | list[str]  # str: bash -c; list: argv
+    cwd: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: str = "root"
+    timeout_s: float | None = None
+    stdin: bool = False  # keep stdin open for write_stdin
+    pty: bool = False
+    rows: int = 24
+    cols: int = 80
+    label: str | None = None
+
+
+@dataclass(frozen=True)
+class Output:
+    stream: Stream
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Lost:
+    stream: Stream
+    offset: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Exit:
+    exit_code: int | None
+    signal: int | None
+    timed_out: bool
+    duration_ms: float
+
+
+class Execution(Protocol):
+    """One attachment to an exec. Iterate it for output; the last item is `Exit`. While attached and read slowly, the
+    process is held back (nothing is lost); detached, it goes on and only recent output is kept."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def pid(self) -> int | None: ...
+    def __aiter__(self) -> AsyncIterator[Output | Lost | Exit]: ...
+
+
+class Guest(Protocol):
+    @property
+    def agent_version(self) -> str: ...
+
+    async def ping(self) -> None: ...
+    async def adopt_identity(self, identity: Identity) -> None:
+        """Step the clock, stir the random pool, set hostname, machine id and environment."""
+        ...
+
+    def execute(self, spec: ExecSpec) -> AbstractAsyncContextManager[Execution]:
+        """Start a process and attach to it, in one round trip. Leaving the block detaches; it does not kill."""
+        ...
+
+    def attach(
+        self, exec_id: str, *, stdout_offset: int = 0, stderr_offset: int = 0
+    ) -> AbstractAsyncContextManager[Execution]:
+        """Attach to an exec that runs or has ended recently; output from these offsets on is replayed."""
+        ...
+
+    async def start(self, spec: ExecSpec) -> ExecInfo:
+        """Start a process in the background."""
+        ...
+
+    async def execs(self) -> list[ExecInfo]: ...
+    async def exec_info(self, exec_id: str) -> ExecInfo: ...
+    async def write_stdin(self, exec_id: str, data: bytes, *, close: bool = False) -> None: ...
+    async def signal(self, exec_id: str, signal: int, *, tree: bool = True) -> None: ...
+    async def resize(self, exec_id: str, rows: int, cols: int) -> None: ...
+
+    def read_file(
+        self, path: str, *, offset: int = 0, length: int | None = None
+    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Entering the block fails if the file cannot be opened."""
+        ...
+
+    async def write_file(
+        self,
+        path: str,
+        chunks: AsyncIterable[bytes],
+        *,
+        mode: int | None = None,
+        user: str | None = None,
+        append: bool = False,
+        parents: bool = True,
+    ) -> FileInfo:
+        """Atomic (a temporary file, renamed when the last chunk arrived) unless `append`. If `chunks` raises, nothing changes."""
+        ...
+
+    async def stat(self, path: str) -> FileInfo: ...
+    async def exists(self, path: str) -> bool: ...
+    async def list_dir(self, path: str, *, depth: int = 1) -> list[FileInfo]: ...
+    async def mkdir(self, path: str, *, mode: int = 0o755, parents: bool = True, user: str | None = None) -> None: ...
+    async def remove(self, path: str, *, recursive: bool = False) -> None: ...
+    async def move(self, source: str, destination: str, *, overwrite: bool = True) -> None: ...
+    async def chmod(self, path: str, mode: int) -> None: ...
+    def watch(self, path: str, *, recursive: bool = False) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:
+        """Entering the block returns when the watch is armed."""
+        ...
+
+    def download_tar(self, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]: ...
+    async def upload_tar(self, path: str, chunks: AsyncIterable[bytes], *, user: str | None = None) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+class Connector(Protocol):
+    """Opens the channel of a VM. `qemu` VMs get the real one, fake VMs a fake."""
+
+    async def __call__(self, socket: str, *, timeout_s: float) -> Guest: ...

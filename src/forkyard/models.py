@@ -1,0 +1,264 @@
+"""Wire types shared by the API and the SDK.
+
+Owns: the shape of every JSON body under `/api/v1`. Never does: I/O, decisions. Unknown fields in a request are refused,
+so that a typo is an error and not a default; unknown fields in an answer are ignored, so that an older SDK can talk to a
+newer daemon.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from forkyard.lifecycle import Cause, State
+
+#: Lower case letters and digits only: an id is also a host name and a label in preview URLs.
+SandboxId = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9]{15}$")]
+LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_./-]{1,64}$")]
+LabelValue = Annotated[str, StringConstraints(max_length=256)]
+EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Shape(BaseModel):
+    """How big a machine is. The first use of a new shape builds its template; later ones are restored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    vcpus: int = Field(1, ge=1, le=8)
+    memory_mib: int = Field(512, ge=128, le=16384)
+    disk_gib: int = Field(8, ge=4, le=1024)
+
+
+# ── sandboxes ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class SandboxCreate(_Request):
+    name: str | None = Field(None, max_length=128, description="For people; need not be unique.")
+    vcpus: int = Field(1, ge=1, le=8)
+    memory_mib: int = Field(512, ge=128, le=16384)
+    disk_gib: int = Field(8, ge=4, le=1024)
+    labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=64)
+    env: dict[EnvName, str] = Field(default_factory=dict, max_length=256, description="For every exec in this sandbox.")
+
+    def shape(self) -> Shape:
+        return Shape(vcpus=self.vcpus, memory_mib=self.memory_mib, disk_gib=self.disk_gib)
+
+
+class Milestone(_Answer):
+    """A step of the boot of the template this sandbox was restored from, or of its own start."""
+
+    name: str
+    at_ms: float = Field(description="Milliseconds since the start of that boot or create.")
+
+
+class SandboxInfo(_Answer):
+    id: str
+    name: str | None = None
+    state: State
+    cause: Cause
+    cause_detail: str | None = Field(None, description="For people: what happened, and what to do next.")
+    incarnation: int
+    shape: Shape
+    labels: dict[str, str] = Field(default_factory=dict)
+    template: str | None = None
+    created_at: datetime
+    updated_at: datetime
+    ended_at: datetime | None = None
+
+
+class SandboxLogs(_Answer):
+    template_boot: list[Milestone] = Field(description="The boot that made the template, once.")
+    create: list[Milestone] = Field(description="The restore that made this sandbox.")
+    console: str = Field(description="End of the serial console of this machine.")
+
+
+# ── execs ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class ExecCreate(_Request):
+    command: str | list[str] = Field(description="A string runs in `bash -c`; a list is run as it is, without a shell.")
+    cwd: str | None = Field(None, description="Default: the user's home.")
+    env: dict[EnvName, str] = Field(default_factory=dict)
+    user: str = Field("root", pattern=r"^[a-z_][a-z0-9_.-]{0,31}$")
+    timeout_s: float | None = Field(None, gt=0, le=86400 * 7, description="After it the whole process tree is killed.")
+    stdin: bool = Field(False, description="Keep standard input open for `…/stdin`; else it is empty.")
+    pty: bool = False
+    rows: int = Field(24, ge=1, le=1000)
+    cols: int = Field(80, ge=1, le=1000)
+    label: str | None = Field(None, max_length=256)
+
+
+class ExecInfo(_Answer):
+    id: str
+    command: str | list[str]
+    cwd: str | None = None
+    user: str
+    pty: bool = False
+    label: str | None = None
+    running: bool
+    pid: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    timed_out: bool = False
+    started_at: datetime
+    duration_ms: float | None = None
+    stdout_bytes: int = Field(0, description="Produced so far, also what is no longer kept.")
+    stderr_bytes: int = 0
+
+
+class ExecStarted(_Answer):
+    type: Literal["started"] = "started"
+    exec_id: str
+    pid: int | None = None
+
+
+class ExecOutput(_Answer):
+    """A piece of output. `data` is base64; `offset` counts this stream's bytes from its beginning."""
+
+    type: Literal["output"] = "output"
+    stream: Literal["stdout", "stderr"]
+    offset: int
+    data: str
+
+
+class ExecLost(_Answer):
+    """Output that is no longer kept: it was produced while nobody read, and pushed out by newer output."""
+
+    type: Literal["lost"] = "lost"
+    stream: Literal["stdout", "stderr"]
+    offset: int
+    bytes: int
+
+
+class ExecExit(_Answer):
+    type: Literal["exit"] = "exit"
+    exit_code: int | None = Field(description="None if a signal ended it.")
+    signal: int | None = None
+    timed_out: bool = False
+    duration_ms: float
+
+
+class ExecFailed(_Answer):
+    """The stream broke before the process ended; `problem` is the same body an error answer has."""
+
+    type: Literal["error"] = "error"
+    problem: dict[str, Any]
+
+
+ExecEvent = Annotated[ExecStarted | ExecOutput | ExecLost | ExecExit | ExecFailed, Field(discriminator="type")]
+
+
+class ExecSignal(_Request):
+    signal: int = Field(15, ge=1, le=64)
+    tree: bool = Field(True, description="All processes this exec started, not only the first.")
+
+
+class ExecResize(_Request):
+    rows: int = Field(ge=1, le=1000)
+    cols: int = Field(ge=1, le=1000)
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+FileType = Literal["file", "directory", "symlink", "other"]
+
+
+class FileInfo(_Answer):
+    name: str
+    path: str
+    type: FileType
+    size: int
+    mode: int = Field(description="Permission bits, e.g. 0o644 as 420.")
+    owner: str
+    group: str
+    modified_at: datetime
+    target: str | None = Field(None, description="Where a symlink points.")
+
+
+class FileMove(_Request):
+    source: str
+    destination: str
+    overwrite: bool = True
+
+
+class FileChmod(_Request):
+    path: str
+    mode: int = Field(ge=0, le=0o7777)
+
+
+class FileMkdir(_Request):
+    path: str
+    mode: int = Field(0o755, ge=0, le=0o7777)
+    parents: bool = True
+    user: str | None = None
+
+
+class WatchEvent(_Answer):
+    type: Literal["created", "modified", "deleted", "moved", "attributes", "overflow"]
+    path: str
+    to: str | None = Field(None, description="New path, of a move inside the watched tree.")
+
+
+# ── the rest ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class EventInfo(_Answer):
+    """One line of history. Every change of a sandbox's state is one, with its cause."""
+
+    id: int
+    at: datetime
+    sandbox_id: str | None
+    kind: str = Field(description="`sandbox.running`, `sandbox.failed`, `template.built`, `daemon.started` …")
+    cause: Cause | None = None
+    detail: str | None = None
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
+class KeyInfo(_Answer):
+    id: str
+    name: str
+    created_at: datetime
+    last_used_at: datetime | None = None
+
+
+class KeyCreate(_Request):
+    name: str = Field(min_length=1, max_length=128)
+
+
+class KeyCreated(KeyInfo):
+    key: str = Field(description="Shown this once; only its hash is kept.")
+
+
+class Check(_Answer):
+    """One line of `forkyard doctor`."""
+
+    name: str
+    status: Literal["ok", "warning", "failed"]
+    summary: str
+    advice: str | None = None
+
+
+class Health(_Answer):
+    status: Literal["ok", "starting"]
+    version: str
+    accel: str | None = None
+    sandboxes_running: int = 0
+    pid: int
+
+
+T = TypeVar("T")
+
+
+class Page(_Answer, Generic[T]):
+    items: list[T]
+    next_cursor: str | None = Field(None, description="Pass as `cursor` for the next page; absent on the last.")

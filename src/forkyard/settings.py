@@ -1,0 +1,70 @@
+"""Every setting, its default and its environment variable.
+
+Each field below is set by `FORKYARD_<NAME>` in the environment; the field's description is its documentation
+(`docs/reference/settings.md` is generated from it). Nothing else in the code reads the environment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="FORKYARD_", frozen=True, extra="ignore")
+
+    state_dir: Path = Field(Path("/var/lib/forkyard"), description="What must survive a reboot: database, keys, disks.")
+    cache_dir_override: Path | None = Field(
+        None,
+        alias="FORKYARD_CACHE_DIR",
+        description="Images and templates; can be rebuilt, may be shared by daemons. Default: `cache` in the state directory.",
+    )
+    run_dir: Path = Field(
+        Path("/run/forkyard"), description="What lives as long as the host is up: sockets, journals of running VMs."
+    )
+    ram_dir_override: Path | None = Field(
+        None,
+        alias="FORKYARD_RAM_DIR",
+        description="RAM files of templates; must be on tmpfs. Default: a directory in /dev/shm named after the state directory.",
+    )
+    listen_host: str = Field("127.0.0.1", description="Address the API listens on.")
+    listen_port: int = Field(7070, ge=0, le=65535, description="Port the API listens on; 0 picks a free one.")
+    accel: Literal["auto", "kvm", "tcg"] = Field(
+        "auto", description="Accelerator; `auto` takes KVM only if a probe guest ran on it."
+    )
+    driver: Literal["qemu", "fake"] = Field(
+        "qemu", description="VM driver. `fake` runs no VMs; it serves tests of the control plane."
+    )
+    vm_uid_base: int = Field(
+        660000, ge=1000, description="First of the unprivileged user ids that VMs run under, one each."
+    )
+    vm_uid_count: int = Field(4096, ge=1, description="How many such user ids there are; also the most VMs at once.")
+    tb_size_mib: int = Field(64, ge=8, le=1024, description="Translation cache of one VM under software emulation.")
+    create_timeout_s: float = Field(
+        60.0, gt=0, description="A create that is not answered by the guest in this time fails."
+    )
+    boot_timeout_s: float = Field(300.0, gt=0, description="The first boot of a template must be done in this time.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
+    log_json: bool = Field(False, description="Log as JSON lines.")
+
+    @property
+    def cache_dir(self) -> Path:
+        return self.cache_dir_override or self.state_dir / "cache"
+
+    @property
+    def ram_dir(self) -> Path:
+        name = hashlib.sha256(str(self.state_dir.absolute()).encode()).hexdigest()[:12]
+        return self.ram_dir_override or Path("/dev/shm") / f"forkyard-{name}"
+
+    @property
+    def api_socket(self) -> Path:
+        return self.run_dir / "api.sock"
+
+    @property
+    def key_file(self) -> Path:
+        """The first API key, readable by root only: how the CLI and SDK on this machine find it."""
+        return self.state_dir / "api-key"

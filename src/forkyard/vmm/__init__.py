@@ -1,0 +1,1 @@
+"""How a virtual machine is run: one small seam (`base`), the QEMU driver (`qemu/`), and a fake for control-plane tests."""
