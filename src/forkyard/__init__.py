@@ -1,1 +1,220 @@
-"""Self-hosted Linux machines for coding agents."""
+"""Self-hosted Linux machines for coding agents.
+
+This is the whole public surface; everything below it is private. Names are imported when they are first used, so that
+`import forkyard` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_MODULES = {
+    "forkyard.sdk._sync.client": ("Forkyard",),
+    "forkyard.sdk._sync.sandbox": ("Sandbox",),
+    "forkyard.sdk._sync.process": ("Process",),
+    "forkyard.sdk._sync.execution": ("ExecStream",),
+    "forkyard.sdk._sync.files": ("Files", "Watch"),
+    "forkyard.sdk._sync.terminal": ("Terminal",),
+    "forkyard.sdk._async.client": ("AsyncForkyard",),
+    "forkyard.sdk._async.sandbox": ("AsyncSandbox",),
+    "forkyard.sdk._async.process": ("AsyncProcess",),
+    "forkyard.sdk._async.execution": ("AsyncExecStream",),
+    "forkyard.sdk._async.files": ("AsyncFiles", "AsyncWatch"),
+    "forkyard.sdk._async.terminal": ("AsyncTerminal",),
+    "forkyard.sdk.results": ("CommandFailed", "ExecResult", "OutputChunk"),
+    "forkyard.lifecycle": ("Cause", "State"),
+    "forkyard.models": (
+        "Check",
+        "EventInfo",
+        "ExecInfo",
+        "FileInfo",
+        "Health",
+        "KeyCreated",
+        "KeyInfo",
+        "Milestone",
+        "SandboxInfo",
+        "SandboxLogs",
+        "SandboxUsage",
+        "Shape",
+        "WatchEvent",
+    ),
+    "forkyard.errors": (
+        "CommandNotFound",
+        "Conflict",
+        "DaemonUnreachable",
+        "ExecNotFound",
+        "FileConflict",
+        "FileMissing",
+        "Forbidden",
+        "ForkyardError",
+        "GuestDiskFull",
+        "GuestFailure",
+        "GuestPermissionDenied",
+        "GuestUnreachable",
+        "HostFailure",
+        "IdempotencyConflict",
+        "ImageBuildFailed",
+        "InternalError",
+        "InvalidPath",
+        "InvalidRequest",
+        "InvalidShape",
+        "NoCapacity",
+        "NotFound",
+        "OperationTimeout",
+        "SandboxEnded",
+        "SandboxNotFound",
+        "StateConflict",
+        "TemplateBuildFailed",
+        "Unauthenticated",
+        "VmCrashed",
+        "VmStartFailed",
+    ),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "AsyncExecStream",
+    "AsyncFiles",
+    "AsyncForkyard",
+    "AsyncProcess",
+    "AsyncSandbox",
+    "AsyncTerminal",
+    "AsyncWatch",
+    "Cause",
+    "Check",
+    "CommandFailed",
+    "CommandNotFound",
+    "Conflict",
+    "DaemonUnreachable",
+    "EventInfo",
+    "ExecInfo",
+    "ExecNotFound",
+    "ExecResult",
+    "ExecStream",
+    "FileConflict",
+    "FileInfo",
+    "FileMissing",
+    "Files",
+    "Forbidden",
+    "Forkyard",
+    "ForkyardError",
+    "GuestDiskFull",
+    "GuestFailure",
+    "GuestPermissionDenied",
+    "GuestUnreachable",
+    "Health",
+    "HostFailure",
+    "IdempotencyConflict",
+    "ImageBuildFailed",
+    "InternalError",
+    "InvalidPath",
+    "InvalidRequest",
+    "InvalidShape",
+    "KeyCreated",
+    "KeyInfo",
+    "Milestone",
+    "NoCapacity",
+    "NotFound",
+    "OperationTimeout",
+    "OutputChunk",
+    "Process",
+    "Sandbox",
+    "SandboxEnded",
+    "SandboxInfo",
+    "SandboxLogs",
+    "SandboxNotFound",
+    "SandboxUsage",
+    "Shape",
+    "State",
+    "StateConflict",
+    "TemplateBuildFailed",
+    "Terminal",
+    "Unauthenticated",
+    "VmCrashed",
+    "VmStartFailed",
+    "Watch",
+    "WatchEvent",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("forkyard")
+    if name not in _HOME:
+        raise AttributeError(f"module 'forkyard' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
+if TYPE_CHECKING:
+    from forkyard.errors import (
+        CommandNotFound,
+        Conflict,
+        DaemonUnreachable,
+        ExecNotFound,
+        FileConflict,
+        FileMissing,
+        Forbidden,
+        ForkyardError,
+        GuestDiskFull,
+        GuestFailure,
+        GuestPermissionDenied,
+        GuestUnreachable,
+        HostFailure,
+        IdempotencyConflict,
+        ImageBuildFailed,
+        InternalError,
+        InvalidPath,
+        InvalidRequest,
+        InvalidShape,
+        NoCapacity,
+        NotFound,
+        OperationTimeout,
+        SandboxEnded,
+        SandboxNotFound,
+        StateConflict,
+        TemplateBuildFailed,
+        Unauthenticated,
+        VmCrashed,
+        VmStartFailed,
+    )
+    from forkyard.lifecycle import Cause, State
+    from forkyard.models import (
+        Check,
+        EventInfo,
+        ExecInfo,
+        FileInfo,
+        Health,
+        KeyCreated,
+        KeyInfo,
+        Milestone,
+        SandboxInfo,
+        SandboxLogs,
+        SandboxUsage,
+        Shape,
+        WatchEvent,
+    )
+    from forkyard.sdk._async.client import AsyncForkyard
+    from forkyard.sdk._async.execution import AsyncExecStream
+    from forkyard.sdk._async.files import AsyncFiles, AsyncWatch
+    from forkyard.sdk._async.process import AsyncProcess
+    from forkyard.sdk._async.sandbox import AsyncSandbox
+    from forkyard.sdk._async.terminal import AsyncTerminal
+    from forkyard.sdk._sync.client import Forkyard
+    from forkyard.sdk._sync.execution import ExecStream
+    from forkyard.sdk._sync.files import Files, Watch
+    from forkyard.sdk._sync.process import Process
+    from forkyard.sdk._sync.sandbox import Sandbox
+    from forkyard.sdk._sync.terminal import Terminal
+    from forkyard.sdk.results import CommandFailed, ExecResult, OutputChunk
+
+    __version__: str

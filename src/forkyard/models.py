@@ -82,6 +82,11 @@ class SandboxLogs(_Answer):
     console: str = Field(description="End of the serial console of this machine.")
 
 
+class SandboxUsage(_Answer):
+    pss_mib: float = Field(description="Memory of the machine, with shared pages counted by share.")
+    cpu_s: float = Field(description="Processor time used since it started.")
+
+
 # ── execs ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -185,6 +190,10 @@ class FileInfo(_Answer):
     target: str | None = Field(None, description="Where a symlink points.")
 
 
+class FileExists(_Answer):
+    exists: bool
+
+
 class FileMove(_Request):
     source: str
     destination: str
@@ -227,6 +236,7 @@ class EventInfo(_Answer):
 class KeyInfo(_Answer):
     id: str
     name: str
+    prefix: str = Field("", description="How the key begins, to tell keys apart.")
     created_at: datetime
     last_used_at: datetime | None = None
 
@@ -254,6 +264,10 @@ class Health(_Answer):
     accel: str | None = None
     sandboxes_running: int = 0
     pid: int
+
+
+class Shutdown(_Request):
+    destroy: bool = Field(False, description="Delete all sandboxes first; else they go on running.")
 
 
 T = TypeVar("T")

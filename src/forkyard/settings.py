@@ -56,9 +56,13 @@ class Settings(BaseSettings):
         return self.cache_dir_override or self.state_dir / "cache"
 
     @property
+    def scope(self) -> str:
+        """Tells this daemon's things on the host (cgroups, RAM files) from those of a daemon with another state."""
+        return hashlib.sha256(str(self.state_dir.absolute()).encode()).hexdigest()[:12]
+
+    @property
     def ram_dir(self) -> Path:
-        name = hashlib.sha256(str(self.state_dir.absolute()).encode()).hexdigest()[:12]
-        return self.ram_dir_override or Path("/dev/shm") / f"forkyard-{name}"
+        return self.ram_dir_override or Path("/dev/shm") / f"forkyard-{self.scope}"
 
     @property
     def api_socket(self) -> Path:
@@ -68,3 +72,12 @@ class Settings(BaseSettings):
     def key_file(self) -> Path:
         """The first API key, readable by root only: how the CLI and SDK on this machine find it."""
         return self.state_dir / "api-key"
+
+
+class ClientSettings(BaseSettings):
+    """What the SDK and the CLI read. Without a URL they look for the daemon of this machine."""
+
+    model_config = SettingsConfigDict(env_prefix="FORKYARD_", frozen=True, extra="ignore")
+
+    url: str | None = Field(None, description="Where the API is, such as `http://127.0.0.1:7070`; for clients.")
+    api_key: str | None = Field(None, description="API key a client presents. Default: the key file of this machine.")

@@ -6,6 +6,7 @@ wait. Failures inside the guest arrive as `forkyard.errors` classes; a guest tha
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -76,6 +77,10 @@ class Execution(Protocol):
 class Guest(Protocol):
     @property
     def agent_version(self) -> str: ...
+    @property
+    def closed(self) -> asyncio.Event:
+        """Set when this channel is of no use any more: the socket broke, or the agent was restarted."""
+        ...
 
     async def ping(self) -> None: ...
     async def adopt_identity(self, identity: Identity) -> None:
@@ -141,4 +146,6 @@ class Guest(Protocol):
 class Connector(Protocol):
     """Opens the channel of a VM. `qemu` VMs get the real one, fake VMs a fake."""
 
-    async def __call__(self, socket: str, *, timeout_s: float) -> Guest: ...
+    async def __call__(self, socket: str, *, timeout_s: float, fresh: bool = False) -> Guest:
+        """`fresh`: the machine was just restored from a template, whose channel was idle."""
+        ...

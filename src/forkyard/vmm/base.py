@@ -134,6 +134,10 @@ class Driver(Protocol):
         """Kill what may still run and remove all a VM leaves outside `record.dir` (cgroups …). Idempotent."""
         ...
 
+    async def console(self, record: VmRecord, tail_bytes: int) -> str:
+        """The end of a VM's serial console, also of one that has ended."""
+        ...
+
     async def checks(self) -> list[Check]:
         """What `forkyard doctor` says about this driver, in plain words."""
         ...

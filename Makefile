@@ -1,0 +1,43 @@
+# Everything a newcomer needs. `make` alone lists the targets.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo up test test-fast test-vm lint format bench clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: ## Install what is missing: system packages, Python environment, base image, template
+	@scripts/setup
+
+demo: setup ## Start a daemon, create sandboxes, run things in them, print what it took
+	@$(BIN)/python examples/demo.py
+
+up: setup ## Run the daemon in the foreground
+	@$(BIN)/forkyard up
+
+test: setup lint test-fast test-vm ## Everything CI runs
+
+test-fast: ## Tests without VMs: pure modules, agent on the host, API and SDK on a fake host
+	@$(BIN)/pytest tests/unit tests/contract
+
+test-vm: ## Tests on real VMs
+	@$(BIN)/pytest tests/integration tests/vm
+
+lint: ## Format, lint, types, import rules, generated files
+	@$(BIN)/ruff format --check -q . && $(BIN)/ruff check -q .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache 2>&1 | tail -n 4
+	@$(BIN)/python scripts/unasync.py --check
+
+format: ## Format the code and refresh generated files
+	@$(BIN)/ruff format -q . && $(BIN)/ruff check -q --fix .
+	@$(BIN)/python scripts/unasync.py
+
+bench: setup ## Measure everything SPECIFICATION.md promises, and write it there
+	@$(BIN)/forkyard bench --write SPECIFICATION.md
+
+clean: ## Remove the Python environment (images and sandboxes stay; `forkyard down --all` ends those)
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .hypothesis

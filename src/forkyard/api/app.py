@@ -1,0 +1,84 @@
+"""Puts the API together. No global state: every app is made for one control plane."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from fastapi.openapi.utils import get_openapi
+from starlette.responses import RedirectResponse
+
+import forkyard
+from forkyard.api import problem
+from forkyard.api.auth import PREFIX, Gate
+from forkyard.api.problem import documented
+from forkyard.api.routes import events, execs, files, keys, sandboxes, system, terminal
+from forkyard.control.plane import ControlPlane
+from forkyard.errors import Forbidden, InternalError, InvalidRequest, Unauthenticated
+
+_TAGS = [
+    {"name": "sandboxes", "description": "Machines: restored from memory, yours until deleted."},
+    {
+        "name": "execs",
+        "description": "Commands in a sandbox. A terminal is a WebSocket at `/sandboxes/{id}/terminal`.\n\n"
+        + str(terminal.__doc__),
+    },
+    {"name": "files", "description": str(files.__doc__)},
+    {"name": "events", "description": "Every change of a sandbox's state, with its cause."},
+    {"name": "keys", "description": "API keys."},
+    {"name": "system", "description": "The daemon itself."},
+]
+
+
+def create_app(control: ControlPlane, *, allowed_hosts: Collection[str] = ()) -> FastAPI:
+    """`allowed_hosts`: names the daemon is reached by, besides localhost and addresses."""
+    app = FastAPI(
+        title="Forkyard",
+        version=forkyard.__version__,
+        description="Linux machines for coding agents.",
+        openapi_url=f"{PREFIX}/openapi.json",
+        docs_url=f"{PREFIX}/docs",
+        redoc_url=None,
+        openapi_tags=_TAGS,
+        redirect_slashes=False,
+    )
+    app.state.control = control
+    api = APIRouter(prefix=PREFIX, responses=documented(Unauthenticated, Forbidden, InvalidRequest, InternalError))
+    for router in (
+        system.router,
+        sandboxes.router,
+        execs.router,
+        terminal.router,
+        files.streams,
+        files.router,
+        events.router,
+        keys.router,
+    ):
+        api.include_router(router)
+    app.include_router(api)
+    app.add_api_route("/", lambda: RedirectResponse(f"{PREFIX}/docs"), include_in_schema=False)
+    app.add_middleware(Gate, control=control, allowed_hosts=allowed_hosts)
+    problem.install(app)  # last, and so outermost: what the gate refuses is answered there too
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        schema = get_openapi(
+            title=app.title,
+            version=app.version,
+            description=app.description,
+            routes=app.routes,
+            tags=app.openapi_tags,
+        )
+        components = schema.setdefault("components", {})
+        components.setdefault("schemas", {})["Problem"] = problem.Problem.model_json_schema()
+        components["securitySchemes"] = {
+            "bearer": {"type": "http", "scheme": "bearer"},
+            "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+        }
+        schema["security"] = [{"bearer": []}, {"key": []}]
+        app.openapi_schema = schema
+    return app.openapi_schema

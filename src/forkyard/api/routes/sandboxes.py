@@ -1,0 +1,152 @@
+"""Sandboxes: create, list, get, delete, logs, usage."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Header, Query, Request, Response
+
+from forkyard.api.answers import answer, done
+from forkyard.api.inputs import BoundedRoute, Control, checked_env
+from forkyard.api.problem import documented
+from forkyard.errors import (
+    HostFailure,
+    IdempotencyConflict,
+    InvalidRequest,
+    InvalidShape,
+    NoCapacity,
+    OperationTimeout,
+    SandboxEnded,
+    SandboxNotFound,
+    StateConflict,
+)
+from forkyard.lifecycle import State
+from forkyard.models import Page, SandboxCreate, SandboxInfo, SandboxLogs, SandboxUsage
+
+router = APIRouter(prefix="/sandboxes", tags=["sandboxes"], route_class=BoundedRoute)
+
+_EXAMPLE = {
+    "id": "q7m2v9x4k1c8b3n6",
+    "name": "tests",
+    "state": "running",
+    "cause": "ready",
+    "cause_detail": None,
+    "incarnation": 1,
+    "shape": {"vcpus": 1, "memory_mib": 512, "disk_gib": 8},
+    "labels": {"team": "search"},
+    "template": "9f2c1d",
+    "created_at": "2026-01-01T12:00:00Z",
+    "updated_at": "2026-01-01T12:00:00.150Z",
+    "ended_at": None,
+}
+_SHOWN = {"content": {"application/json": {"example": _EXAMPLE}}}
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=SandboxInfo,
+    summary="Create a sandbox",
+    responses=documented(InvalidShape, IdempotencyConflict, SandboxEnded, NoCapacity, OperationTimeout, HostFailure)
+    | {201: {"description": "It runs, and its agent has answered.", **_SHOWN}},
+)
+async def create(
+    request: Request,
+    control: Control,
+    body: Annotated[
+        SandboxCreate,
+        Body(
+            openapi_examples={
+                "default": {"summary": "The default shape", "value": {}},
+                "larger": {
+                    "summary": "Larger, with labels and environment",
+                    "value": {
+                        "name": "tests",
+                        "vcpus": 2,
+                        "memory_mib": 1024,
+                        "labels": {"team": "search"},
+                        "env": {"CI": "1"},
+                    },
+                },
+            }
+        ),
+    ],
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            alias="Idempotency-Key",
+            pattern=r"^[\x21-\x7e]{1,255}$",
+            description="A retry with the same key and body returns the same sandbox, for 24 hours.",
+        ),
+    ] = None,
+) -> Response:
+    """Restore a machine from the template of this shape. The first use of a new shape builds its template first."""
+    checked_env(body.env)
+    key_id: str = request.state.api_key_id
+    return answer(await control.sandboxes.create(body, api_key_id=key_id, idempotency_key=idempotency_key), 201)
+
+
+@router.get("", response_model=Page[SandboxInfo], summary="List sandboxes, newest first")
+async def list_(
+    control: Control,
+    state: Annotated[list[State] | None, Query(description="Only in this state; repeatable.")] = None,
+    label: Annotated[
+        list[str] | None, Query(description="Only with this label, `key=value`; repeatable, all must match.")
+    ] = None,
+    all_: Annotated[bool, Query(alias="all", description="Those that have ended, too.")] = False,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    cursor: Annotated[str | None, Query(max_length=256)] = None,
+) -> Response:
+    labels = dict(_label(item) for item in label or [])
+    return answer(await control.sandboxes.list(states=state, labels=labels, ended=all_, limit=limit, cursor=cursor))
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise InvalidRequest(f"label {text!r} is not of the form key=value", field="query.label")
+    return key, value
+
+
+@router.get(
+    "/{sandbox_id}",
+    response_model=SandboxInfo,
+    summary="Get a sandbox",
+    responses=documented(SandboxNotFound) | {200: _SHOWN},
+)
+async def get(sandbox_id: str, control: Control) -> Response:
+    return answer(await control.sandboxes.get(sandbox_id))
+
+
+@router.delete(
+    "/{sandbox_id}",
+    status_code=204,
+    summary="Delete a sandbox",
+    responses=documented(SandboxNotFound, HostFailure, OperationTimeout),
+)
+async def delete(sandbox_id: str, control: Control) -> Response:
+    """Answers when the machine and all it owned are gone. Deleting a deleted one is fine."""
+    await control.sandboxes.delete(sandbox_id)
+    return done()
+
+
+@router.get(
+    "/{sandbox_id}/logs",
+    response_model=SandboxLogs,
+    summary="Boot milestones and the end of the console",
+    responses=documented(SandboxNotFound, SandboxEnded),
+)
+async def logs(sandbox_id: str, control: Control) -> Response:
+    """A failed sandbox keeps its logs until it is deleted."""
+    return answer(await control.sandboxes.logs(sandbox_id))
+
+
+@router.get(
+    "/{sandbox_id}/usage",
+    response_model=SandboxUsage,
+    summary="Memory and processor time of the machine",
+    responses=documented(SandboxNotFound, SandboxEnded, StateConflict),
+)
+async def usage(sandbox_id: str, control: Control) -> Response:
+    used = await control.sandboxes.usage(sandbox_id)
+    return answer(SandboxUsage(pss_mib=used.pss_mib, cpu_s=used.cpu_s))

@@ -1,0 +1,127 @@
+"""A terminal over a WebSocket.
+
+Binary frames are bytes, both ways. Text frames are JSON: the client sends `{"type":"resize","rows":…,"cols":…}` and
+`{"type":"signal","signal":2}`; the server sends `{"type":"started",…}` first and `{"type":"exit",…}` or
+`{"type":"error","problem":…}` last. A client that goes away leaves the program running: connect again with `exec_id`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, ValidationError
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from forkyard.api.inputs import MAX_BODY_BYTES, exec_spec
+from forkyard.api.problem import known
+from forkyard.api.streams import exec_event, line
+from forkyard.control.plane import ControlPlane
+from forkyard.errors import GuestUnreachable, InvalidRequest
+from forkyard.guest.base import Execution, Exit, Guest, Output
+from forkyard.models import ExecCreate, ExecResize, ExecSignal
+
+router = APIRouter(tags=["execs"])
+
+SHELL = ["/bin/bash", "-l"]
+M = TypeVar("M", bound=BaseModel)
+
+
+@router.websocket("/sandboxes/{sandbox_id}/terminal")
+async def terminal(
+    socket: WebSocket,
+    sandbox_id: str,
+    command: Annotated[str | None, Query()] = None,
+    user: Annotated[str, Query()] = "root",
+    cwd: Annotated[str | None, Query()] = None,
+    rows: Annotated[str, Query()] = "24",
+    cols: Annotated[str, Query()] = "80",
+    exec_id: Annotated[str | None, Query()] = None,
+) -> None:
+    control: ControlPlane = socket.app.state.control
+    await socket.accept()
+    try:
+        guest = await control.sandboxes.guest(sandbox_id)
+        if exec_id is not None:
+            source = guest.attach(exec_id)
+        else:
+            wanted = {"command": command or SHELL, "user": user, "cwd": cwd, "rows": rows, "cols": cols}
+            source = guest.execute(exec_spec(_parsed(ExecCreate, {**wanted, "pty": True, "stdin": True})))
+        async with source as execution:
+            await _serve(socket, guest, execution)
+    except WebSocketDisconnect:
+        return
+    except Exception as raised:
+        error = known(raised)
+        if socket.application_state is WebSocketState.CONNECTED:
+            await _say(socket, {"type": "error", "problem": error.to_problem()})
+            await socket.close(1011, error.code)
+
+
+async def _serve(socket: WebSocket, guest: Guest, execution: Execution) -> None:
+    await _say(socket, {"type": "started", "exec_id": execution.id, "pid": execution.pid})
+    typing = asyncio.create_task(_type(socket, guest, execution.id))
+    showing = asyncio.create_task(_show(socket, execution))
+    try:
+        done, _ = await asyncio.wait({typing, showing}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in (typing, showing):
+            task.cancel()
+        await asyncio.gather(typing, showing, return_exceptions=True)
+
+
+async def _show(socket: WebSocket, execution: Execution) -> None:
+    async for item in execution:
+        if isinstance(item, Output):
+            await socket.send_bytes(item.data)
+            continue
+        await _say(socket, exec_event(item))
+        if isinstance(item, Exit):
+            await socket.close()
+            return
+    raise GuestUnreachable(f"the channel to exec {execution.id} broke; connect again with exec_id={execution.id}")
+
+
+async def _type(socket: WebSocket, guest: Guest, exec_id: str) -> None:
+    while True:
+        message = await socket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message.get("code", 1000))
+        if message.get("bytes") is not None:
+            data: bytes = message["bytes"]
+            for start in range(0, len(data), MAX_BODY_BYTES):
+                await guest.write_stdin(exec_id, data[start : start + MAX_BODY_BYTES])
+        else:
+            await _control(message["text"], guest, exec_id)
+
+
+async def _control(text: str, guest: Guest, exec_id: str) -> None:
+    try:
+        frame = json.loads(text)
+        kind = frame.pop("type")
+    except (ValueError, AttributeError, KeyError, RecursionError):
+        raise InvalidRequest(f"{text[:100]!r} is not a JSON object with a type") from None
+    if kind == "resize":
+        size = _parsed(ExecResize, frame)
+        await guest.resize(exec_id, size.rows, size.cols)
+    elif kind == "signal":
+        sent = _parsed(ExecSignal, {"tree": False, **frame})
+        await guest.signal(exec_id, sent.signal, tree=sent.tree)
+    else:
+        raise InvalidRequest(f"a frame of type {str(kind)[:100]!r} is unknown; send resize or signal")
+
+
+def _parsed(model: type[M], fields: dict[str, Any]) -> M:
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        message = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        raise InvalidRequest(message) from None
+
+
+async def _say(socket: WebSocket, content: dict[str, Any]) -> None:
+    await socket.send_text(line(content).decode("ascii").rstrip())

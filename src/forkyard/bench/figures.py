@@ -1,0 +1,76 @@
+"""What is promised: each figure's name, its bar, and the benchmark that measures it. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import quantiles
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Measured values of one figure: milliseconds, or single values of another unit."""
+
+    values: list[float]
+    unit: str = "ms"
+
+    @property
+    def p50(self) -> float:
+        return percentile(self.values, 50)
+
+    @property
+    def p95(self) -> float:
+        return percentile(self.values, 95)
+
+    def as_json(self) -> dict[str, Any]:
+        if self.unit != "ms":
+            return {"value": round(self.p50, 2), "unit": self.unit, "n": len(self.values)}
+        return {"p50_ms": round(self.p50, 2), "p95_ms": round(self.p95, 2), "n": len(self.values)}
+
+
+def percentile(values: list[float], p: int) -> float:
+    if len(values) == 1:
+        return values[0]
+    return quantiles(values, n=100, method="inclusive")[p - 1]
+
+
+@dataclass(frozen=True)
+class Figure:
+    name: str
+    bench: str
+    promise: str
+    limit: float
+    kind: Literal["x_t0", "at_most", "at_least"]
+    unit: str = "ms"
+
+    def bar(self) -> str:
+        if self.kind == "x_t0":
+            return f"≤ {self.limit:g} × T0"
+        return f"{'≤' if self.kind == 'at_most' else '≥'} {self.limit:g} {self.unit}".rstrip()
+
+    def measured(self, sample: Sample, t0_ms: float) -> str:
+        if self.kind == "x_t0":
+            return f"{sample.p50 / t0_ms:.2f} × T0 ({sample.p50:.0f} ms, p95 {sample.p95:.0f} ms)"
+        return f"{self._value(sample):.4g} {self.unit}".rstrip()
+
+    def met(self, sample: Sample, t0_ms: float) -> bool:
+        if self.kind == "x_t0":
+            return sample.p50 <= self.limit * t0_ms
+        value = self._value(sample)
+        return value <= self.limit if self.kind == "at_most" else value >= self.limit
+
+    def _value(self, sample: Sample) -> float:
+        """Throughput figures are measured as the time a 64 MB transfer takes."""
+        return 64_000 / sample.p50 if self.unit == "MB/s" else sample.p50
+
+
+FIGURES = (
+    Figure("create_cold", "create", "create, nothing warm, to the agent's first answer", 3, "x_t0"),
+    Figure("exec_true", "exec", "`exec true` on a used sandbox, through the SDK", 1, "x_t0"),
+    Figure("file_write_64mb", "files", "write a 64 MB file", 20, "at_least", "MB/s"),
+    Figure("file_read_64mb", "files", "read a 64 MB file", 20, "at_least", "MB/s"),
+    Figure("idle_pss_mib", "density", "proportional memory of an idle sandbox", 60, "at_most", "MiB"),
+    Figure("alive_at_once", "density", "sandboxes alive at once, each answering an exec", 50, "at_least", ""),
+)
+
+BENCHES = tuple(dict.fromkeys(figure.bench for figure in FIGURES))

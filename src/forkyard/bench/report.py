@@ -1,0 +1,109 @@
+"""Runs benchmarks and shows them: a table, JSON, or the table inside SPECIFICATION.md."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import sys
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from forkyard import AsyncForkyard
+from forkyard.bench.figures import BENCHES, FIGURES, Sample
+from forkyard.bench.measure import MEASURES, reference
+from forkyard.errors import InvalidRequest
+from forkyard.settings import Settings
+
+BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
+
+
+def main(names: tuple[str, ...] = (), *, n: int | None = None, as_json: bool = False, write: Path | None = None) -> int:
+    unknown = set(names) - set(BENCHES)
+    if unknown:
+        raise InvalidRequest(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(BENCHES)}")
+    accel, t0, results = asyncio.run(_run(names or BENCHES, n))
+    if write is not None:
+        _write(write, accel, t0, results)
+    if as_json:
+        print(json.dumps(_document(accel, t0, results), indent=2))
+    else:
+        _show(accel, t0, results)
+    return 0 if all(f.met(results[f.name], t0.p50) for f in FIGURES if f.name in results) else 3
+
+
+async def _run(names: tuple[str, ...], n: int | None) -> tuple[str, Sample, dict[str, Sample]]:
+    def say(text: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\033[K  … {text}", end="", file=sys.stderr, flush=True)
+
+    say("reference: starting an idle hypervisor")
+    accel, t0 = await reference(Settings())
+    results: dict[str, Sample] = {}
+    async with AsyncForkyard() as fy:
+        say("first sandbox")
+        await (await fy.sandboxes.create(labels={"bench": "first"})).delete()
+        for name in names:
+            results |= await MEASURES[name](fy, n, say)
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr)
+    return accel, t0, results
+
+
+def _document(accel: str, t0: Sample, results: dict[str, Sample]) -> dict[str, Any]:
+    return {
+        "accel": accel,
+        "reference": {"qemu_start_ms": {"p50": round(t0.p50, 2), "p95": round(t0.p95, 2), "n": len(t0.values)}},
+        "results": {name: sample.as_json() for name, sample in results.items()},
+    }
+
+
+def _rows(t0: Sample, results: dict[str, Sample]) -> list[tuple[str, str, str, str, str]]:
+    return [
+        (
+            figure.name,
+            figure.promise,
+            figure.bar(),
+            figure.measured(results[figure.name], t0.p50),
+            "yes" if figure.met(results[figure.name], t0.p50) else "**no**",
+        )
+        for figure in FIGURES
+        if figure.name in results
+    ]
+
+
+def _show(accel: str, t0: Sample, results: dict[str, Sample]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        title=f"{accel}, T0 = {t0.p50:.0f} ms (an idle hypervisor to its first answer, p50 of {len(t0.values)})"
+    )
+    for column in ("figure", "what", "bar", "measured", "met"):
+        table.add_column(column)
+    for row in _rows(t0, results):
+        table.add_row(*row[:4], row[4].strip("*"))
+    Console().print(table)
+
+
+def _write(path: Path, accel: str, t0: Sample, results: dict[str, Sample]) -> None:
+    text = path.read_text()
+    before, rest = text.split(BEGIN, 1)
+    _, after = rest.split(END, 1)
+    cores = len(os.sched_getaffinity(0))
+    lines = [
+        BEGIN,
+        f"Measured {date.today().isoformat()} with `make bench`: {accel}, {cores} cores, "
+        f"Linux {platform.release().split('-')[0]}, 512 MiB guest. T0 = {t0.p50:.0f} ms (p95 {t0.p95:.0f} ms).",
+        "",
+        "| figure | promise | bar | measured | met |",
+        "|---|---|---|---|---|",
+        *(
+            f"| `{name}` | {promise} | {bar} | {measured} | {met} |"
+            for name, promise, bar, measured, met in _rows(t0, results)
+        ),
+        END,
+    ]
+    path.write_text(before + "\n".join(lines) + after)

@@ -1,0 +1,3 @@
+from forkyard.cli import main
+
+main()

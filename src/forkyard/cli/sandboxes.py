@@ -1,0 +1,126 @@
+"""`create`, `ls`, `rm`."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import click
+
+from forkyard.cli import show
+from forkyard.cli.app import App, Verb, find_sandbox, interactive, pairs, pass_app
+
+if TYPE_CHECKING:
+    from forkyard import Sandbox, SandboxInfo
+
+
+@click.command("create", cls=Verb)
+@click.option("--name", help="For people; need not be unique.")
+@click.option("--vcpus", type=int, default=1, show_default=True)
+@click.option("--memory", "memory_mib", type=int, default=512, show_default=True, metavar="MIB")
+@click.option("--disk", "disk_gib", type=int, default=8, show_default=True, metavar="GIB")
+@click.option("--label", "labels", multiple=True, callback=pairs, metavar="KEY=VALUE", help="May be repeated.")
+@click.option("--env", "-e", multiple=True, callback=pairs, metavar="KEY=VALUE", help="For every command in it.")
+@pass_app
+def create_command(
+    app: App,
+    name: str | None,
+    vcpus: int,
+    memory_mib: int,
+    disk_gib: int,
+    labels: dict[str, str],
+    env: dict[str, str],
+) -> None:
+    """Create a sandbox and print its id.
+
+    The first use of a new shape (vCPUs, memory, disk) builds its template once and takes longer.
+    """
+    with app.client() as client:
+        client.health()  # finds, or starts, the daemon before the spinner below turns
+        with _waiting(app, "Creating a sandbox (the first of a shape takes a minute) …"):
+            sandbox = client.sandboxes.create(
+                name=name, vcpus=vcpus, memory_mib=memory_mib, disk_gib=disk_gib, labels=labels, env=env
+            )
+    if app.json:
+        app.print_json(sandbox.info)
+    else:
+        click.echo(sandbox.id)
+
+
+def _waiting(app: App, message: str) -> contextlib.AbstractContextManager[object]:
+    if app.json or not interactive():
+        return contextlib.nullcontext()
+    from rich.console import Console
+
+    return Console(stderr=True).status(message)
+
+
+@click.command("ls", cls=Verb)
+@click.option("--all", "-a", "everything", is_flag=True, help="Also those that have ended.")
+@click.option("--label", "labels", multiple=True, callback=pairs, metavar="KEY=VALUE", help="May be repeated.")
+@click.option("--state", help="Only those in this state: creating, running, failed …")
+@pass_app
+def ls_command(app: App, everything: bool, labels: dict[str, str], state: str | None) -> None:
+    """List sandboxes."""
+    with app.client() as client:
+        found = [
+            sandbox.info
+            for sandbox in client.sandboxes.list(all=everything or state is not None, state=state, labels=labels)
+        ]
+    if app.json:
+        app.print_json(found)
+    else:
+        show.table(("id", "name", "state", "cause", "shape", "age"), (_row(info) for info in found))
+
+
+def _row(info: SandboxInfo) -> tuple[str, ...]:
+    from forkyard.lifecycle import ENDED
+
+    shape = info.shape
+    cause = info.cause.value.replace("_", " ") if info.state in ENDED else ""
+    size = f"{shape.vcpus} cpu, {shape.memory_mib} MiB, {shape.disk_gib} GiB"
+    return info.id, info.name or "", info.state.value, cause, size, show.age(info.created_at)
+
+
+@click.command("rm", cls=Verb)
+@click.argument("ids", nargs=-1, metavar="ID...")
+@click.option("--all", "-a", "everything", is_flag=True, help="All sandboxes.")
+@click.option("--force", "-f", is_flag=True, help="Do not ask, and do not mind sandboxes that are not there.")
+@pass_app
+@click.pass_context
+def rm_command(ctx: click.Context, app: App, ids: tuple[str, ...], everything: bool, force: bool) -> None:
+    """Delete sandboxes and all they own."""
+    from forkyard.errors import ForkyardError, SandboxNotFound
+    from forkyard.lifecycle import State
+
+    if bool(ids) == everything:
+        raise click.UsageError("Give the ids of the sandboxes to delete, or --all.")
+    deleted: list[str] = []
+    failed = False
+    with app.client() as client:
+        targets: list[Sandbox] = []
+        if everything:
+            targets = [sandbox for sandbox in client.sandboxes.list(all=True) if sandbox.state != State.DELETED]
+            if targets and not force:
+                click.confirm(f"Delete {len(targets)} sandboxes and all they own?", abort=True, err=True)
+        for typed in ids:
+            try:
+                targets.append(find_sandbox(client, typed))
+            except SandboxNotFound as error:
+                if not force:
+                    app.fail(error)
+                    failed = True
+        for sandbox in targets:
+            try:
+                sandbox.delete()
+            except ForkyardError as error:
+                app.fail(error)
+                failed = True
+            else:
+                deleted.append(sandbox.id)
+                if not app.json:
+                    click.echo(sandbox.id)
+    if app.json:
+        app.print_json({"deleted": deleted})
+    if failed:
+        ctx.exit(1)

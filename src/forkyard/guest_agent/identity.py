@@ -1,0 +1,101 @@
+"""Becoming another machine: after a restore the guest has the clock, the random state and the names of the snapshot.
+
+What must be true before the next instruction is done before the answer; files that only say the same follow at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import struct
+import time
+
+from .failures import Failure
+from .loop import Loop, log
+from .programs import Program
+
+_RNDADDENTROPY = 0x40085203
+_RNDRESEEDCRNG = 0x5207
+_HOSTNAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})\Z")
+_KEY_TYPES = ("ed25519", "rsa", "ecdsa")
+#: New host keys cost a second of CPU; the first commands in a new sandbox come first.
+_HOST_KEYS_DELAY_S = 5.0
+
+
+class Identity:
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self.env: dict[str, str] = {}
+
+    def adopt(self, hostname: str, entropy: bytes, time_ns: int, env: dict[str, str]) -> None:
+        if not _HOSTNAME.match(hostname):
+            raise Failure("invalid_request", f"{hostname!r:.80} cannot be a host name")
+        try:
+            time.clock_settime_ns(time.CLOCK_REALTIME, time_ns)
+            _stir(entropy)
+            _set_hostname(hostname)
+        except OSError as error:
+            raise Failure("guest_failure", f"identity: {error}") from None
+        self.env = env
+        self._loop.soon(lambda: _write_files(hostname))
+        self._loop.later(_HOST_KEYS_DELAY_S, self._renew_host_keys)
+
+    def _renew_host_keys(self) -> None:
+        """A key pair that other sandboxes have too identifies nobody."""
+        present = [kind for kind in _KEY_TYPES if os.path.exists(f"/etc/ssh/ssh_host_{kind}_key")]
+        if not present:
+            return
+        commands = []
+        for kind in present:
+            key = f"/etc/ssh/ssh_host_{kind}_key"
+            commands.append(f"rm -f {key}.new {key}.new.pub; ssh-keygen -q -t {kind} -N '' -C sandbox -f {key}.new")
+            commands.append(f"mv -f {key}.new {key} && mv -f {key}.new.pub {key}.pub")
+        # sshd starts itself anew on SIGHUP, with the new keys; connections that are open stay.
+        commands.append("test ! -s /run/sshd.pid || kill -HUP $(cat /run/sshd.pid)")
+        script = "\n".join(["set -e", *commands])
+        Program(self._loop, ["chrt", "--idle", "0", "sh", "-c", script], self._host_keys_done)
+
+    def _host_keys_done(self, status: int, stderr: str) -> None:
+        if status != 0:
+            log(f"ssh host keys: {stderr.strip() or status}")
+
+
+def _stir(entropy: bytes) -> None:
+    with open("/dev/urandom", "r+b", buffering=0) as device:
+        device.write(entropy)
+        fcntl.ioctl(device, _RNDADDENTROPY, struct.pack("ii", len(entropy) * 8, len(entropy)) + entropy)
+        fcntl.ioctl(device, _RNDRESEEDCRNG)
+
+
+def _set_hostname(hostname: str) -> None:
+    with open("/proc/sys/kernel/hostname", "w") as file:
+        file.write(hostname)
+
+
+def _write_files(hostname: str) -> None:
+    old = _read("/etc/hostname").strip()
+    hosts = [
+        line
+        for line in _read("/etc/hosts").splitlines()
+        if not (line.startswith("127.0.1.1") or (old and line.endswith(f" {old}")))
+    ]
+    _replace("/etc/hostname", f"{hostname}\n")
+    _replace("/etc/hosts", "\n".join([*hosts, f"127.0.1.1 {hostname}"]) + "\n")
+    _replace("/etc/machine-id", f"{os.urandom(16).hex()}\n")
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read(65536)
+    except OSError:
+        return ""
+
+
+def _replace(path: str, text: str) -> None:
+    try:
+        with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text)
+    except OSError as error:
+        log(f"{path}: {error}")

@@ -1,0 +1,75 @@
+"""The agent's composition: port, loop, execs, operations. Owns the command line and the word to the host that it is ready."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+from .cgroups import Cgroups
+from .channel import Channel
+from .execs import Execs
+from .identity import Identity
+from .loop import Loop
+from .operations import Operations
+from .session import Session
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PORT = "/dev/virtio-ports/forkyard.agent"
+CGROUPS = "/sys/fs/cgroup/forkyard"
+CONSOLE = "/dev/ttyS0"
+
+
+def main(arguments: list[str]) -> int:
+    """`--channel PATH | unix:PATH`, `--cgroups DIRECTORY`, `--console PATH`: for running outside a VM."""
+    options = {"--channel": PORT, "--cgroups": CGROUPS, "--console": CONSOLE}
+    for name, value in zip(arguments[::2], arguments[1::2], strict=True):
+        if name not in options:
+            raise SystemExit(f"unknown option {name}; there are {', '.join(options)}")
+        options[name] = value
+    loop = Loop()
+    handlers = Operations(loop, Execs(loop, Cgroups(options["--cgroups"])), Identity(loop)).handlers()
+    channel = Channel(
+        loop,
+        _opener(options["--channel"]),
+        lambda channel, hello: Session(channel, hello, handlers),
+        on_open=lambda: _announce(options["--console"]),
+    )
+    # Less to copy when a process is forked, and no pauses: what is made here lives as long as the agent.
+    gc.collect()
+    gc.freeze()
+    channel.open()
+    loop.run()
+    return 0
+
+
+def _opener(channel: str) -> Callable[[], int]:
+    if channel.startswith("unix:"):
+        return lambda: _connect(channel.removeprefix("unix:"))
+    return lambda: os.open(channel, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _connect(path: str) -> int:
+    import socket
+
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(path)
+        connection.setblocking(False)
+        return connection.detach()
+    finally:
+        connection.close()
+
+
+def _announce(console: str) -> None:
+    try:
+        fd = os.open(console, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+    except OSError:
+        return
+    try:
+        os.write(fd, b"forkyard: milestone agent\n")
+    except OSError:
+        pass
+    os.close(fd)

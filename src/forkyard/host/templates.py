@@ -1,0 +1,304 @@
+"""Templates: machines that have booted, settled and been saved once per shape, so that every create is a restore.
+
+Owns: `<cache_dir>/templates/<key>/` (RAM, device state, disk, manifest; content-keyed, shared by daemons, built under a
+lock in a scratch directory and renamed into place) and this daemon's copies of template RAM on tmpfs, which VMs map.
+Never does: sandboxes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from forkyard.errors import ForkyardError, TemplateBuildFailed
+from forkyard.guest.base import Connector, ExecSpec, Exit, Guest, Output
+from forkyard.host.journal import Entry, Journal, host_boot_id
+from forkyard.images import BaseImage, Progress, agent_archive
+from forkyard.models import Milestone, Shape
+from forkyard.vmm.base import BootSource, Driver, SnapshotFiles, Vm
+
+log = structlog.get_logger(__name__)
+
+AGENT_DIR = Path(__file__).parent.parent / "guest_agent"
+
+#: Part of the key: change it when what is done to a machine before it is saved changes.
+RECIPE = 1
+
+#: Run once before the snapshot, so that the usual tools are in the page cache of every sandbox. Failure is not fatal.
+WARM_UP = (
+    "bash -lc true",
+    "sh -c 'ls / | cat'",
+    "python3 -c 'import json, subprocess, asyncio, pathlib, re, uuid'",
+    "git --version",
+    "node -e 0",
+    "sudo -u user bash -lc true",
+    "tar --version && grep -V && sed --version && env",
+)
+
+
+@dataclass(frozen=True)
+class Template:
+    key: str
+    snapshot: SnapshotFiles
+    milestones: list[Milestone]
+
+
+def tree_hash(directory: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(directory.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            digest.update(str(path.relative_to(directory)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def template_key(image_key: str, agent_hash: str, driver_fingerprint: str, shape: Shape) -> str:
+    parts = [str(RECIPE), image_key, agent_hash, driver_fingerprint, shape.model_dump_json(), *WARM_UP]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+
+
+class Templates:
+    def __init__(
+        self,
+        *,
+        cache_dir: Path,
+        ram_dir: Path,
+        driver: Driver,
+        connect: Connector,
+        journal: Journal,
+        allocate_uid: Callable[[], int],
+        release_uid: Callable[[int], None],
+        image: BaseImage,
+        boot_timeout_s: float,
+    ) -> None:
+        self._dir = cache_dir / "templates"
+        self._ram_dir = ram_dir
+        self._driver = driver
+        self._connect = connect
+        self._journal = journal
+        self._allocate_uid = allocate_uid
+        self._release_uid = release_uid
+        self._image = image
+        self._boot_timeout_s = boot_timeout_s
+        self._ready: dict[Shape, Template] = {}
+        self._locks: dict[Shape, asyncio.Lock] = {}
+
+    async def ensure(self, shape: Shape, progress: Progress) -> Template:
+        """The template of this shape; built if this is its first use on this machine."""
+        if shape in self._ready:
+            return self._ready[shape]
+        async with self._locks.setdefault(shape, asyncio.Lock()):
+            if shape not in self._ready:
+                self._ready[shape] = await self._load(await self.build(shape, progress))
+            return self._ready[shape]
+
+    def milestones(self, key: str) -> list[Milestone]:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            manifest = json.loads((self._dir / key / "manifest.json").read_text())
+            return [Milestone(**m) for m in manifest["milestones"]]
+        return []
+
+    async def build(self, shape: Shape, progress: Progress) -> str:
+        """Make sure that the template of this shape is in the cache; returns its key."""
+        image = self._image
+        agent_hash = await asyncio.to_thread(tree_hash, AGENT_DIR)
+        key = template_key(image.key, agent_hash, self._driver.fingerprint, shape)
+        final = self._dir / key
+        self._dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+        async with self._build_lock(key):
+            if not (final / "manifest.json").exists():
+                await self._build(key, image, shape, final, progress)
+        return key
+
+    async def _load(self, key: str) -> Template:
+        """Put a template's RAM on tmpfs, where VMs map it."""
+        directory = self._dir / key
+        ram = self._ram_dir / f"{key}.ram"
+        if not ram.exists():
+            self._ram_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
+            partial = ram.with_suffix(".partial")
+            await _sparse_copy(directory / "ram", partial)
+            partial.chmod(0o444)
+            partial.rename(ram)
+        files = SnapshotFiles(ram, directory / "device-state", directory / "disk.qcow2")
+        return Template(key, files, self.milestones(key))
+
+    def forget_ram(self, used: Collection[str]) -> None:
+        """Give back the memory of templates that no running VM needs."""
+        if self._ram_dir.is_dir():
+            for path in self._ram_dir.iterdir():
+                if path.name not in {f"{key}.ram" for key in used}:
+                    path.unlink(missing_ok=True)
+
+    @contextlib.asynccontextmanager
+    async def _build_lock(self, key: str) -> AsyncIterator[None]:
+        """Held across processes: daemons that share a cache build a template once."""
+        fd = os.open(self._dir / f".{key}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            await asyncio.to_thread(fcntl.flock, fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    async def _build(self, key: str, image: BaseImage, shape: Shape, final: Path, progress: Progress) -> None:
+        if shape.disk_gib < image.min_disk_gib:
+            raise TemplateBuildFailed(
+                f"disk_gib={shape.disk_gib} is smaller than the base image; ask for at least {image.min_disk_gib}"
+            )
+        scratch = self._dir / f".building-{key}"
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(mode=0o755)
+        self._ram_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
+        ram = self._ram_dir / f"{key}.building"
+        ram.unlink(missing_ok=True)
+        entry = Entry(f"template-{key}", self._allocate_uid(), shape, host_boot_id(), template=key)
+        record = self._journal.record(entry)
+        started = time.monotonic()
+        try:
+            self._journal.forget(entry)
+            self._journal.begin(entry)
+            initramfs = scratch / "initramfs"
+            archive = await asyncio.to_thread(agent_archive, AGENT_DIR)
+            await asyncio.to_thread(initramfs.write_bytes, image.initramfs.read_bytes() + archive)
+            vm = await self._driver.boot(record, BootSource(image.kernel, initramfs, image.disk), ram)
+            guest: Guest | None = None
+            try:
+                async with asyncio.timeout(self._boot_timeout_s):
+                    guest, milestones = await self._settle(vm, started, progress)
+                progress("template: saving", 0.95)
+                # Saved while we are connected: a restored agent waits for its host instead of finding it gone.
+                await vm.stop()
+                await vm.save(scratch / "device-state")
+            except TimeoutError:
+                raise TemplateBuildFailed(
+                    f"the machine did not become ready within {self._boot_timeout_s:.0f} s; its console ended with:\n"
+                    + console_tail(vm.console_log, 2000)
+                ) from None
+            except ForkyardError as error:
+                raise TemplateBuildFailed(
+                    f"{error.message}\nIts console ended with:\n{console_tail(vm.console_log, 2000)}"
+                ) from error
+            finally:
+                if guest is not None:
+                    await guest.aclose()
+                await vm.kill()
+            initramfs.unlink()
+            await _sparse_copy(ram, scratch / "ram")
+            shutil.move(record.dir / "disk.qcow2", scratch / "disk.qcow2")
+            os.chown(scratch / "disk.qcow2", 0, 0)
+            for name in ("disk.qcow2", "device-state", "ram"):
+                (scratch / name).chmod(0o444)
+            manifest = {
+                "key": key,
+                "image": image.key,
+                "shape": shape.model_dump(),
+                "accel": self._driver.accel,
+                "milestones": [m.model_dump() for m in milestones],
+                "built_in_s": round(time.monotonic() - started, 1),
+            }
+            (scratch / "manifest.json").write_text(json.dumps(manifest, indent=1))
+            await asyncio.to_thread(_sync_tree, scratch)
+            shutil.rmtree(final, ignore_errors=True)
+            scratch.rename(final)
+            log.info("template built", key=key, shape=str(shape), seconds=manifest["built_in_s"])
+        finally:
+            await self._driver.reclaim(record)
+            self._journal.forget(entry)
+            self._release_uid(entry.uid)
+            ram.unlink(missing_ok=True)
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    async def _settle(self, vm: Vm, started: float, progress: Progress) -> tuple[Guest, list[Milestone]]:
+        """Wait until systemd and the agent are done, then use the usual tools once."""
+        milestones: dict[str, Milestone] = {}
+
+        def note(name: str) -> None:
+            if name not in milestones:
+                milestones[name] = Milestone(name=name, at_ms=round((time.monotonic() - started) * 1000, 1))
+                progress(f"template: booting ({name})", min(0.1 + 0.12 * len(milestones), 0.6))
+
+        progress("template: booting", 0.1)
+        await vm.cont()
+        watcher = asyncio.create_task(_watch_console(vm.console_log, note))
+        ended = asyncio.create_task(vm.wait())
+        guest_task = asyncio.create_task(self._connect(str(vm.agent_socket), timeout_s=self._boot_timeout_s))
+        try:
+            await asyncio.wait({ended, guest_task}, return_when=asyncio.FIRST_COMPLETED)
+            if not guest_task.done():
+                raise TemplateBuildFailed(f"the machine ended while it booted: {ended.result().detail}")
+            guest = await guest_task
+            note("agent")
+            state = await _run(guest, "systemctl is-system-running --wait")
+            if state != "running":
+                failed = await _run(guest, "systemctl --failed --no-legend --plain")
+                raise TemplateBuildFailed(f"systemd reports {state!r}: {failed}")
+            note("systemd-running")
+            progress("template: warming up", 0.7)
+            await _run(guest, "resize2fs /dev/vda")
+            for command in WARM_UP:
+                await _run(guest, command)
+            await _run(guest, "journalctl --sync; sync")
+            return guest, sorted(milestones.values(), key=lambda m: m.at_ms)
+        finally:
+            for task in (watcher, ended, guest_task):
+                task.cancel()
+
+
+async def _run(guest: Guest, command: str) -> str:
+    out = bytearray()
+    async with guest.execute(ExecSpec(command, timeout_s=120)) as execution:
+        async for item in execution:
+            if isinstance(item, Output) and len(out) < 65536:
+                out += item.data
+            elif isinstance(item, Exit) and item.exit_code != 0:
+                log.debug("warm-up command failed", command=command, exit_code=item.exit_code)
+    return out.decode(errors="replace").strip()
+
+
+async def _watch_console(console: Path, note: Callable[[str], None]) -> None:
+    mark = "forkyard: milestone "
+    while True:
+        with contextlib.suppress(OSError):
+            for line in console.read_text(errors="replace").splitlines():
+                if mark in line:
+                    note(line.split(mark, 1)[1].strip()[:40])
+        await asyncio.sleep(0.1)
+
+
+def console_tail(path: Path, size: int) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+            return file.read(size).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+async def _sparse_copy(source: Path, target: Path) -> None:
+    # cp copies only what is not a hole, and turns zero pages into holes.
+    process = await asyncio.create_subprocess_exec(
+        "cp", "--sparse=always", "--", str(source), str(target), stderr=asyncio.subprocess.PIPE
+    )
+    _, err = await process.communicate()
+    if process.returncode:
+        target.unlink(missing_ok=True)
+        raise TemplateBuildFailed(f"could not copy {source} to {target}: {err.decode(errors='replace').strip()}")
+
+
+def _sync_tree(directory: Path) -> None:
+    for path in [*directory.iterdir(), directory]:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -1,0 +1,217 @@
+"""The client: the daemon's sandboxes, events, keys and health."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from forkyard.errors import DaemonUnreachable, ForkyardError, from_problem
+from forkyard.lifecycle import State
+from forkyard.models import Check, EventInfo, Health, KeyCreated, KeyInfo, Page, SandboxInfo
+from forkyard.sdk import connect, validation, wire
+from forkyard.sdk._async import runtime
+from forkyard.sdk._async.sandbox import AsyncSandbox
+from forkyard.sdk._async.transport import RESTART_S, AsyncTransport
+
+_PAGE = 500
+
+
+class AsyncForkyard:
+    """A Forkyard daemon: the one at `url` (or FORKYARD_URL), else that of this machine, started if it does not run.
+
+    `api_key`: else FORKYARD_API_KEY, else the key file of this machine. `socket` and `key_file` name those of another
+    daemon of this machine. `start=False` never starts a daemon. `progress` is called with lines to show while one
+    starts. `transport` replaces the way requests are sent, for tests. Nothing is contacted before the first call.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        *,
+        socket: str | os.PathLike[str] | None = None,
+        key_file: str | os.PathLike[str] | None = None,
+        start: bool = True,
+        progress: Callable[[str], None] | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        def find() -> connect.Endpoint:
+            if transport is not None and url is None:
+                return connect.Endpoint("http://forkyard", api_key=api_key)
+            if socket is not None:
+                return connect.at_socket(Path(socket), api_key, None if key_file is None else Path(key_file))
+            return connect.find(url, api_key, start=start, progress=progress)
+
+        self._transport = AsyncTransport(find, transport)
+        self.sandboxes = AsyncSandboxes(self._transport)
+        self.events = AsyncEvents(self._transport)
+        self.keys = AsyncKeys(self._transport)
+
+    async def health(self) -> Health:
+        answer = await self._transport.request("GET", "/health")
+        return wire.parse(Health, answer.content)
+
+    async def doctor(self) -> list[Check]:
+        """What the daemon finds right and wrong with its machine."""
+        answer = await self._transport.request("GET", "/doctor")
+        return wire.parse_list(Check, answer.content)
+
+    async def shutdown(self, *, destroy: bool = False) -> None:
+        """Stop the daemon. Its machines go on, unless `destroy`."""
+        await self._transport.request("POST", "/shutdown", body={"destroy": destroy})
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class AsyncSandboxes:
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
+
+    async def create(
+        self,
+        *,
+        name: str | None = None,
+        vcpus: int = 1,
+        memory_mib: int = 512,
+        disk_gib: int = 8,
+        labels: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+        timeout_s: float = wire.CREATE_S,
+    ) -> AsyncSandbox:
+        """A new machine, ready for commands. The first use of a shape builds its template and takes longer.
+
+        `env` is set for every command in it. A create that is retried with the same `idempotency_key` gives the same
+        sandbox; the client sends one by itself, so that a broken connection never leaves a second machine.
+        After `timeout_s` it raises `OperationTimeout`.
+        """
+        request = validation.sandbox_create(
+            name=name,
+            vcpus=vcpus,
+            memory_mib=memory_mib,
+            disk_gib=disk_gib,
+            labels=dict(labels or {}),
+            env=dict(env or {}),
+        )
+        answer = await self._transport.request(
+            "POST",
+            "/sandboxes",
+            body=request.model_dump(exclude_defaults=True),
+            headers={"Idempotency-Key": idempotency_key or secrets.token_hex(16)},
+            again=True,
+            timeout_s=timeout_s,
+        )
+        return AsyncSandbox(self._transport, wire.parse(SandboxInfo, answer.content))
+
+    async def get(self, sandbox_id: str) -> AsyncSandbox:
+        answer = await self._transport.request("GET", f"/sandboxes/{wire.segment(sandbox_id)}")
+        return AsyncSandbox(self._transport, wire.parse(SandboxInfo, answer.content))
+
+    async def list(
+        self,
+        *,
+        all: bool = False,
+        state: State | str | None = None,
+        labels: Mapping[str, str] | None = None,
+        limit: int | None = None,
+    ) -> list[AsyncSandbox]:
+        """Sandboxes, newest first; `all` includes those that have ended."""
+        found: list[AsyncSandbox] = []
+        cursor: str | None = None
+        while limit is None or len(found) < limit:
+            params = {
+                "all": all or None,
+                "state": str(state) if state else None,
+                "label": [f"{key}={value}" for key, value in (labels or {}).items()] or None,
+                "limit": _PAGE if limit is None else min(_PAGE, limit - len(found)),
+                "cursor": cursor,
+            }
+            answer = await self._transport.request("GET", "/sandboxes", params=params)
+            page = wire.parse(Page[SandboxInfo], answer.content)
+            found += [AsyncSandbox(self._transport, info) for info in page.items]
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        return found
+
+    async def delete(self, sandbox_id: str) -> None:
+        await self._transport.request("DELETE", f"/sandboxes/{wire.segment(sandbox_id)}")
+
+
+class AsyncKeys:
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
+
+    async def create(self, name: str) -> KeyCreated:
+        """A new API key. The key itself is in the answer and nowhere else."""
+        answer = await self._transport.request("POST", "/keys", body={"name": name})
+        return wire.parse(KeyCreated, answer.content)
+
+    async def list(self) -> list[KeyInfo]:
+        answer = await self._transport.request("GET", "/keys")
+        return wire.parse(Page[KeyInfo], answer.content).items
+
+    async def delete(self, key_id: str) -> None:
+        await self._transport.request("DELETE", f"/keys/{wire.segment(key_id)}")
+
+
+class AsyncEvents:
+    """History: every change of a sandbox's state, with its cause."""
+
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
+
+    async def list(
+        self, *, sandbox_id: str | None = None, after: int | None = None, limit: int | None = None
+    ) -> list[EventInfo]:
+        """Oldest first; `after` an event's id, at most `limit`."""
+        found: list[EventInfo] = []
+        while limit is None or len(found) < limit:
+            wanted = _PAGE if limit is None else min(_PAGE, limit - len(found))
+            params = {"sandbox_id": sandbox_id, "after": after, "limit": wanted}
+            answer = await self._transport.request("GET", "/events", params=params)
+            page = wire.parse(Page[EventInfo], answer.content)
+            found += page.items
+            if page.next_cursor is None or not page.items:
+                break
+            after = page.items[-1].id
+        return found
+
+    async def follow(self, *, sandbox_id: str | None = None, after: int | None = None) -> runtime.Flow[EventInfo]:
+        """Events as they happen (with `after`, also those since that one), without end, over restarts of the daemon."""
+        patience = wire.Patience(RESTART_S)
+        while True:
+            params = {"sandbox_id": sandbox_id, "after": after, "follow": True}
+            try:
+                async with aclosing(self._transport.lines("GET", "/events", params=params)) as lines:
+                    async for line in lines:
+                        patience.reset()
+                        if line is None:
+                            continue
+                        if line.get("type") == "error":
+                            raise from_problem(line["problem"])
+                        event = EventInfo.model_validate(line)
+                        after = event.id
+                        yield event
+                raise DaemonUnreachable("The daemon ended the stream of events.")
+            except ForkyardError as exc:
+                pause_s = patience.next_pause_s() if exc.retryable else None
+                if pause_s is None:
+                    raise
+                await runtime.sleep(pause_s)

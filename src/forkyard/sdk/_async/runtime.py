@@ -1,0 +1,80 @@
+"""The few things that asyncio and threads do differently. `_sync/runtime.py` is its hand-written counterpart."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import ParamSpec, TypeAlias, TypeVar
+
+import httpx
+from websockets.asyncio.client import ClientConnection, connect, unix_connect
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: A generator that can be closed early.
+Flow: TypeAlias = AsyncGenerator[T, None]
+
+#: As many streams at once as the caller likes.
+LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+
+Lock = asyncio.Lock
+sleep = asyncio.sleep
+Connection = ClientConnection
+
+
+async def blocking(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call blocking code without blocking the loop."""
+    return await asyncio.to_thread(function, *args, **kwargs)
+
+
+class Job:
+    """Something that goes on beside us."""
+
+    def __init__(self, function: Callable[[], Awaitable[None]]) -> None:
+        self._task = asyncio.ensure_future(function())
+
+    async def finish(self) -> None:
+        """End it."""
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await self._task
+
+
+async def body(chunks: AsyncIterable[bytes] | Iterable[bytes]) -> AsyncIterator[bytes]:
+    """A request body. A plain iterable may read files, so it is advanced in a thread."""
+    if isinstance(chunks, AsyncIterable):
+        async for chunk in chunks:
+            yield chunk
+        return
+    iterator = iter(chunks)
+    while (piece := await asyncio.to_thread(next, iterator, None)) is not None:
+        yield piece
+
+
+def unix_transport(path: Path) -> httpx.AsyncBaseTransport:
+    return httpx.AsyncHTTPTransport(uds=str(path), limits=LIMITS)
+
+
+async def receive(connection: ClientConnection, timeout_s: float | None) -> bytes | str:
+    """Raises TimeoutError."""
+    async with asyncio.timeout(timeout_s):
+        return await connection.recv()
+
+
+async def open_websocket(
+    url: str, *, socket: Path | None, headers: dict[str, str], use_proxy: bool, timeout_s: float
+) -> ClientConnection:
+    if socket is not None:
+        return await unix_connect(
+            str(socket), uri=url, additional_headers=headers, open_timeout=timeout_s, max_size=None
+        )
+    return await connect(
+        url,
+        additional_headers=headers,
+        open_timeout=timeout_s,
+        max_size=None,
+        proxy=True if use_proxy else None,
+    )

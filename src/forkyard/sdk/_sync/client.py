@@ -1,0 +1,226 @@
+# Generated from `_async/` by scripts/unasync.py. Do not edit.
+"""The client: the daemon's sandboxes, events, keys and health."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from forkyard.errors import DaemonUnreachable, ForkyardError, from_problem
+from forkyard.lifecycle import State
+from forkyard.models import (
+    Check,
+    EventInfo,
+    Health,
+    KeyCreated,
+    KeyInfo,
+    Page,
+    SandboxInfo,
+)
+from forkyard.sdk import connect, validation, wire
+from forkyard.sdk._sync import runtime
+from forkyard.sdk._sync.sandbox import Sandbox
+from forkyard.sdk._sync.transport import RESTART_S, Transport
+
+_PAGE = 500
+
+
+class Forkyard:
+    """A Forkyard daemon: the one at `url` (or FORKYARD_URL), else that of this machine, started if it does not run.
+
+    `api_key`: else FORKYARD_API_KEY, else the key file of this machine. `socket` and `key_file` name those of another
+    daemon of this machine. `start=False` never starts a daemon. `progress` is called with lines to show while one
+    starts. `transport` replaces the way requests are sent, for tests. Nothing is contacted before the first call.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        *,
+        socket: str | os.PathLike[str] | None = None,
+        key_file: str | os.PathLike[str] | None = None,
+        start: bool = True,
+        progress: Callable[[str], None] | None = None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        def find() -> connect.Endpoint:
+            if transport is not None and url is None:
+                return connect.Endpoint("http://forkyard", api_key=api_key)
+            if socket is not None:
+                return connect.at_socket(Path(socket), api_key, None if key_file is None else Path(key_file))
+            return connect.find(url, api_key, start=start, progress=progress)
+
+        self._transport = Transport(find, transport)
+        self.sandboxes = Sandboxes(self._transport)
+        self.events = Events(self._transport)
+        self.keys = Keys(self._transport)
+
+    def health(self) -> Health:
+        answer = self._transport.request("GET", "/health")
+        return wire.parse(Health, answer.content)
+
+    def doctor(self) -> list[Check]:
+        """What the daemon finds right and wrong with its machine."""
+        answer = self._transport.request("GET", "/doctor")
+        return wire.parse_list(Check, answer.content)
+
+    def shutdown(self, *, destroy: bool = False) -> None:
+        """Stop the daemon. Its machines go on, unless `destroy`."""
+        self._transport.request("POST", "/shutdown", body={"destroy": destroy})
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Sandboxes:
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def create(
+        self,
+        *,
+        name: str | None = None,
+        vcpus: int = 1,
+        memory_mib: int = 512,
+        disk_gib: int = 8,
+        labels: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+        timeout_s: float = wire.CREATE_S,
+    ) -> Sandbox:
+        """A new machine, ready for commands. The first use of a shape builds its template and takes longer.
+
+        `env` is set for every command in it. A create that is retried with the same `idempotency_key` gives the same
+        sandbox; the client sends one by itself, so that a broken connection never leaves a second machine.
+        After `timeout_s` it raises `OperationTimeout`.
+        """
+        request = validation.sandbox_create(
+            name=name,
+            vcpus=vcpus,
+            memory_mib=memory_mib,
+            disk_gib=disk_gib,
+            labels=dict(labels or {}),
+            env=dict(env or {}),
+        )
+        answer = self._transport.request(
+            "POST",
+            "/sandboxes",
+            body=request.model_dump(exclude_defaults=True),
+            headers={"Idempotency-Key": idempotency_key or secrets.token_hex(16)},
+            again=True,
+            timeout_s=timeout_s,
+        )
+        return Sandbox(self._transport, wire.parse(SandboxInfo, answer.content))
+
+    def get(self, sandbox_id: str) -> Sandbox:
+        answer = self._transport.request("GET", f"/sandboxes/{wire.segment(sandbox_id)}")
+        return Sandbox(self._transport, wire.parse(SandboxInfo, answer.content))
+
+    def list(
+        self,
+        *,
+        all: bool = False,
+        state: State | str | None = None,
+        labels: Mapping[str, str] | None = None,
+        limit: int | None = None,
+    ) -> list[Sandbox]:
+        """Sandboxes, newest first; `all` includes those that have ended."""
+        found: list[Sandbox] = []
+        cursor: str | None = None
+        while limit is None or len(found) < limit:
+            params = {
+                "all": all or None,
+                "state": str(state) if state else None,
+                "label": [f"{key}={value}" for key, value in (labels or {}).items()] or None,
+                "limit": _PAGE if limit is None else min(_PAGE, limit - len(found)),
+                "cursor": cursor,
+            }
+            answer = self._transport.request("GET", "/sandboxes", params=params)
+            page = wire.parse(Page[SandboxInfo], answer.content)
+            found += [Sandbox(self._transport, info) for info in page.items]
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        return found
+
+    def delete(self, sandbox_id: str) -> None:
+        self._transport.request("DELETE", f"/sandboxes/{wire.segment(sandbox_id)}")
+
+
+class Keys:
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def create(self, name: str) -> KeyCreated:
+        """A new API key. The key itself is in the answer and nowhere else."""
+        answer = self._transport.request("POST", "/keys", body={"name": name})
+        return wire.parse(KeyCreated, answer.content)
+
+    def list(self) -> list[KeyInfo]:
+        answer = self._transport.request("GET", "/keys")
+        return wire.parse(Page[KeyInfo], answer.content).items
+
+    def delete(self, key_id: str) -> None:
+        self._transport.request("DELETE", f"/keys/{wire.segment(key_id)}")
+
+
+class Events:
+    """History: every change of a sandbox's state, with its cause."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def list(
+        self, *, sandbox_id: str | None = None, after: int | None = None, limit: int | None = None
+    ) -> list[EventInfo]:
+        """Oldest first; `after` an event's id, at most `limit`."""
+        found: list[EventInfo] = []
+        while limit is None or len(found) < limit:
+            wanted = _PAGE if limit is None else min(_PAGE, limit - len(found))
+            params = {"sandbox_id": sandbox_id, "after": after, "limit": wanted}
+            answer = self._transport.request("GET", "/events", params=params)
+            page = wire.parse(Page[EventInfo], answer.content)
+            found += page.items
+            if page.next_cursor is None or not page.items:
+                break
+            after = page.items[-1].id
+        return found
+
+    def follow(self, *, sandbox_id: str | None = None, after: int | None = None) -> runtime.Flow[EventInfo]:
+        """Events as they happen (with `after`, also those since that one), without end, over restarts of the daemon."""
+        patience = wire.Patience(RESTART_S)
+        while True:
+            params = {"sandbox_id": sandbox_id, "after": after, "follow": True}
+            try:
+                with closing(self._transport.lines("GET", "/events", params=params)) as lines:
+                    for line in lines:
+                        patience.reset()
+                        if line is None:
+                            continue
+                        if line.get("type") == "error":
+                            raise from_problem(line["problem"])
+                        event = EventInfo.model_validate(line)
+                        after = event.id
+                        yield event
+                raise DaemonUnreachable("The daemon ended the stream of events.")
+            except ForkyardError as exc:
+                pause_s = patience.next_pause_s() if exc.retryable else None
+                if pause_s is None:
+                    raise
+                runtime.sleep(pause_s)

@@ -1,0 +1,160 @@
+"""QEMU's command line, as a pure function of what is asked.
+
+Owns: which machine a guest sees. All that the guest can see is in `machine`, the same for boot and restore, with
+fixed PCI addresses: device state saved by one QEMU loads only into the same machine. What differs between the two
+(how RAM is mapped, what is loaded, where the console goes) the guest cannot see.
+Never does: I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from forkyard.models import Shape
+from forkyard.vmm.base import BootSource, VmRecord
+
+Accel = Literal["kvm", "tcg"]
+
+AGENT_PORT = "forkyard.agent"
+CONSOLE = "console"  # id of the chardev behind ttyS0
+CONSOLE_RING_BYTES = 64 * 1024  # QEMU wants a power of two
+
+# Slot 0x02 stays free for a network card; 0x1f is q35's own.
+_BLK, _SERIAL, _RNG, _PVPANIC = "0x03", "0x04", "0x05", "0x06"
+
+# Legacy devices cost start-up time, and every emulated device is attack surface.
+_Q35 = "q35,usb=off,vmport=off,smm=off,hpet=off,sata=off,smbus=off,i8042=off,graphics=off"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How guest code is run."""
+
+    binary: str
+    accel: Accel
+    tb_size_mib: int  # translation cache; TCG only
+
+
+@dataclass(frozen=True)
+class Sockets:
+    """File descriptors QEMU inherits, already bound and listening: connecting to them works before QEMU is up."""
+
+    qmp_fd: int
+    agent_fd: int
+
+
+def boot(engine: Engine, record: VmRecord, sockets: Sockets, source: BootSource, ram: Path) -> list[str]:
+    """Cold boot, CPUs stopped; what the guest writes to its RAM goes to the file `ram`."""
+    return [
+        engine.binary,
+        *_process(),
+        *_ram(record.shape, ram, "share=on"),
+        # A template's console is read while it boots, and all of it matters. Our own image, one boot: it stays small.
+        *("-chardev", f"file,id={CONSOLE},path={_value(record.dir / 'console.log')},append=on"),
+        *_channels(sockets),
+        *("-kernel", str(source.kernel), "-initrd", str(source.initramfs)),
+        *("-append", kernel_args(source.kernel_args)),
+        *machine(engine, record.shape, record.dir / "disk.qcow2"),
+    ]
+
+
+def restore(engine: Engine, record: VmRecord, sockets: Sockets, ram: Path) -> list[str]:
+    """A machine that waits for device state; its RAM is a private copy-on-write view of the file `ram`."""
+    return [
+        engine.binary,
+        *_process(),
+        # reserve=off: no memory need be promised for pages of which most stay shared.
+        *_ram(record.shape, ram, "share=off,reserve=off"),
+        # A ring in QEMU's memory: a guest may write to its console for ever and the host's disk does not fill. It is
+        # read over QMP, before the VM is let go (see `-action`); only a crash of QEMU itself loses it.
+        *("-chardev", f"ringbuf,id={CONSOLE},size={CONSOLE_RING_BYTES}"),
+        *_channels(sockets),
+        # The state is that of xen-save-devices-state, which has no configuration section.
+        *("-incoming", "defer", "-global", "migration.send-configuration=off"),
+        *machine(engine, record.shape, record.dir / "disk.qcow2"),
+    ]
+
+
+def idle(engine: Engine, qmp_fd: int) -> list[str]:
+    """A QEMU that does nothing: a plain machine of the same kind, no guest. The reference of every benchmark."""
+    return [
+        engine.binary,
+        *("-nodefaults", "-no-user-config", "-display", "none", "-S"),
+        *("-machine", "q35", *_cpu(engine), "-m", "512M"),
+        *("-chardev", f"socket,id=qmp,fd={qmp_fd},server=on,wait=off", "-mon", "chardev=qmp,mode=control"),
+    ]
+
+
+def probe(engine: Engine, kernel: Path, initramfs: Path) -> list[str]:
+    """A guest that prints one line on stdout and powers off, if the accelerator works."""
+    return [
+        engine.binary,
+        *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+        *("-machine", _Q35, *_cpu(engine), "-m", "128M"),
+        *("-chardev", f"stdio,id={CONSOLE},signal=off", "-serial", f"chardev:{CONSOLE}"),
+        *("-kernel", str(kernel), "-initrd", str(initramfs), "-append", kernel_args("quiet")),
+    ]
+
+
+def kernel_args(extra: str) -> str:
+    # panic=-1: a kernel that panics before pvpanic is loaded resets at once, and is seen, instead of hanging for ever.
+    return " ".join(["console=ttyS0", "root=/dev/vda", "panic=-1", *extra.split()])
+
+
+def machine(engine: Engine, shape: Shape, disk: Path) -> list[str]:
+    """All that the guest can see."""
+    return [
+        *("-machine", f"{_Q35},memory-backend=ram,suppress-vmdesc=on"),
+        *_cpu(engine),
+        *("-smp", f"cpus={shape.vcpus},sockets=1,cores={shape.vcpus},threads=1"),
+        *("-m", f"{shape.memory_mib}M"),
+        *("-serial", f"chardev:{CONSOLE}"),
+        # Errors are reported to the guest: the default would hold the whole machine when the host's disk is full.
+        *("-drive", f"if=none,id=disk,file={_value(disk)},format=qcow2,cache=writeback,aio=threads,discard=unmap"
+                    ",werror=report,rerror=report"),
+        *("-device", f"virtio-blk-pci,drive=disk,addr={_BLK}"),
+        *("-device", f"virtio-serial-pci,id=serial,max_ports=2,addr={_SERIAL}"),
+        *("-device", f"virtserialport,bus=serial.0,nr=1,chardev=agent,name={AGENT_PORT}"),
+        *("-object", "rng-random,id=rng,filename=/dev/urandom"),
+        *("-device", f"virtio-rng-pci,rng=rng,addr={_RNG}"),
+        *("-device", f"pvpanic-pci,addr={_PVPANIC}"),
+        # A new id at every start: a kernel with the driver reseeds its random numbers when it finds it changed.
+        *("-device", "vmgenid,guid=auto"),
+    ]  # fmt: skip
+
+
+def _process() -> list[str]:
+    return [
+        *("-nodefaults", "-no-user-config", "-display", "none", "-S"),
+        *("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"),
+        # A guest that powers off, reboots or panics is held, not ended: whoever looks after it, now or after a restart
+        # of the daemon, can still ask why, and read the end of its console. A reboot counts as a power-off: a sandbox
+        # was restored, there is nothing it could boot from.
+        *("-action", "shutdown=pause,reboot=shutdown,panic=pause"),
+    ]
+
+
+def _cpu(engine: Engine) -> list[str]:
+    if engine.accel == "kvm":
+        return ["-accel", "kvm", "-cpu", "host"]
+    return ["-accel", f"tcg,thread=multi,tb-size={engine.tb_size_mib}", "-cpu", "max"]
+
+
+def _ram(shape: Shape, path: Path, sharing: str) -> list[str]:
+    # merge=off: the host must not deduplicate pages of different owners (they could tell by timing).
+    size = f"size={shape.memory_mib}M"
+    return ["-object", f"memory-backend-file,id=ram,{size},mem-path={_value(path)},{sharing},merge=off"]
+
+
+def _channels(sockets: Sockets) -> list[str]:
+    return [
+        *("-chardev", f"socket,id=qmp,fd={sockets.qmp_fd},server=on,wait=off", "-mon", "chardev=qmp,mode=control"),
+        *("-chardev", f"socket,id=agent,fd={sockets.agent_fd},server=on,wait=off"),
+    ]
+
+
+def _value(path: Path) -> str:
+    """A path inside one of QEMU's comma-separated options."""
+    return str(path).replace(",", ",,")

@@ -1,0 +1,241 @@
+"""One QEMU VM that runs: implements `vmm.base.Vm`.
+
+Owns: the connection to its QEMU, the watch on its process, and the answer to "why did it end". A guest that ends leaves
+its QEMU paused (see `cmdline`); we read the cause and the console, and only then let the process go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+from pathlib import Path
+from typing import Any
+
+from forkyard.errors import ForkyardError, HostFailure, VmCrashed
+from forkyard.vmm.base import ExitKind, VmExit, VmRecord, VmUsage
+from forkyard.vmm.qemu.cgroups import Cgroups
+from forkyard.vmm.qemu.cmdline import CONSOLE, CONSOLE_RING_BYTES
+from forkyard.vmm.qemu.process import Process, Status
+from forkyard.vmm.qemu.qmp import Event, Qmp
+
+KILL_TIMEOUT_S = 30.0
+CONSOLE_LOG_BYTES = 256 * 1024  # of a sandbox; a template's boot log is whole
+
+
+def qmp_socket(record: VmRecord) -> Path:
+    return record.dir / "qmp.sock"
+
+
+def agent_socket(record: VmRecord) -> Path:
+    return record.dir / "agent.sock"
+
+
+def console_log(record: VmRecord) -> Path:
+    return record.dir / "console.log"
+
+
+def qemu_log(record: VmRecord) -> Path:
+    return record.dir / "qemu.log"
+
+
+def tail(path: Path, size: int) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+            return file.read(size).decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def guest_end(run_state: str, reason: str, console: str) -> VmExit | None:
+    """What QEMU's run state says about the guest: how it ended, or None while it has not."""
+    if run_state == "guest-panicked" or (reason == "guest-reset" and "Kernel panic - not syncing" in console):
+        line = next((line for line in reversed(console.splitlines()) if "Kernel panic" in line), "")
+        cause = line.partition("Kernel panic - not syncing: ")[2][:200].strip()
+        return VmExit(ExitKind.PANIC, "the guest kernel panicked" + (f": {cause}" if cause else ""))
+    if run_state == "shutdown" and reason == "guest-reset":
+        return VmExit(ExitKind.SHUTDOWN, "the guest rebooted, which ends a sandbox; create a new one")
+    if run_state == "shutdown":
+        return VmExit(ExitKind.SHUTDOWN, "the guest powered off")
+    if run_state == "internal-error":
+        return VmExit(ExitKind.CRASHED, "the hypervisor could not go on with this guest (QEMU: internal-error)")
+    return None
+
+
+class QemuVm:
+    def __init__(self, record: VmRecord, process: Process, cgroups: Cgroups) -> None:
+        self._record = record
+        self._process = process
+        self._cgroups = cgroups
+        self._qmp: Qmp | None = None
+        self._connecting = asyncio.Lock()
+        self._stop_asked = False
+        self._killed = False
+        self._guest_end: VmExit | None = None
+        self._shutdown_reason = ""
+        self._settling: asyncio.Task[None] | None = None
+
+    @property
+    def record(self) -> VmRecord:
+        return self._record
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def agent_socket(self) -> Path:
+        return agent_socket(self._record)
+
+    @property
+    def console_log(self) -> Path:
+        return console_log(self._record)
+
+    async def connect(self, *, timeout_s: float) -> Qmp:
+        """The connection to QEMU, made again if it broke."""
+        async with self._connecting:
+            if self._qmp is None or self._qmp.closed:
+                if self._process.ended:
+                    raise VmCrashed(f"the QEMU of VM {self._record.vm_id} has ended")
+                if self._qmp is not None:
+                    await self._qmp.aclose()
+                self._qmp = await Qmp.connect(qmp_socket(self._record), self._on_event, timeout_s=timeout_s)
+            return self._qmp
+
+    async def _execute(self, command: str, **arguments: Any) -> Any:
+        qmp = await self.connect(timeout_s=15.0)
+        return await qmp.execute(command, **arguments)
+
+    async def load(self, device_state: Path, *, timeout_s: float) -> None:
+        """Load device state into a machine that waits for it. When this returns the CPUs are ready, and stopped."""
+        qmp = await self.connect(timeout_s=timeout_s)
+        done = qmp.expect(lambda e: e.name == "MIGRATION" and e.data.get("status") in ("completed", "failed"))
+        fd = os.open(device_state, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            # Sent in one go, done in this order: a round trip per command is what costs.
+            await asyncio.gather(
+                qmp.execute("migrate-set-capabilities", capabilities=[{"capability": "events", "state": True}]),
+                qmp.execute("getfd", fds=[fd], fdname="state"),
+                qmp.execute("migrate-incoming", uri="fd:state"),
+            )
+        finally:
+            os.close(fd)
+        async with asyncio.timeout(timeout_s):
+            event = await done
+        if event.data["status"] != "completed":
+            raise HostFailure(f"QEMU could not load {device_state}")
+
+    async def cont(self) -> None:
+        self._stop_asked = False
+        await self._execute("cont")
+
+    async def stop(self) -> None:
+        self._stop_asked = True
+        await self._execute("stop")
+
+    async def save(self, device_state: Path) -> None:
+        fd = os.open(device_state, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            added = await self._execute("add-fd", fds=[fd])
+            fdset = added["fdset-id"]
+            # live: also flushes the disk and gives up its locks, so that the state and the disk are of one instant.
+            await self._execute("xen-save-devices-state", filename=f"/dev/fdset/{fdset}", live=True, timeout_s=60.0)
+            await self._execute("remove-fd", **{"fdset-id": fdset})
+            await asyncio.to_thread(os.fsync, fd)
+        finally:
+            os.close(fd)
+
+    async def wait(self) -> VmExit:
+        status = await self._process.wait()
+        return await self._verdict(status)
+
+    async def kill(self) -> None:
+        self._killed = True
+        if not self._process.ended:
+            self._process.kill()
+            try:
+                async with asyncio.timeout(KILL_TIMEOUT_S):
+                    await self._process.wait()
+            except TimeoutError:
+                raise HostFailure(
+                    f"QEMU (pid {self.pid}) of VM {self._record.vm_id} does not end even when killed; see dmesg"
+                ) from None
+        await self._disconnect()
+
+    async def usage(self) -> VmUsage:
+        try:
+            return await asyncio.to_thread(_usage, self.pid)
+        except OSError as error:
+            raise VmCrashed(f"the QEMU of VM {self._record.vm_id} has ended") from error
+
+    async def detach(self) -> None:
+        await self._disconnect()
+        self._process.close()
+
+    async def collect_console(self) -> None:
+        """Move what the guest wrote since the last time into the console log, which keeps only its end."""
+        try:
+            encoded = await self._execute("ringbuf-read", device=CONSOLE, size=CONSOLE_RING_BYTES, format="base64")
+        except HostFailure:  # a template's console is a file already; or QEMU is gone
+            return
+        data = base64.b64decode(encoded)
+        if data:
+            await asyncio.to_thread(_append_bounded, self.console_log, data, CONSOLE_LOG_BYTES)
+
+    async def settle(self) -> None:
+        """If the guest has ended: remember how, keep its console, and let QEMU go."""
+        try:
+            state = str((await self._execute("query-status"))["status"])
+            await self.collect_console()
+        except ForkyardError:
+            return  # QEMU is going by itself; its process tells the rest
+        end = guest_end(state, self._shutdown_reason, tail(self.console_log, 8192))
+        if end is not None:
+            self._guest_end = end
+            self._process.kill()
+
+    def _on_event(self, event: Event) -> None:
+        if event.name == "SHUTDOWN":
+            self._shutdown_reason = str(event.data.get("reason", ""))
+        elif not (event.name == "GUEST_PANICKED" or (event.name == "STOP" and not self._stop_asked)):
+            return
+        previous = self._settling
+
+        async def settle() -> None:
+            if previous is not None:
+                await previous
+            await self.settle()
+
+        self._settling = asyncio.create_task(settle())
+
+    async def _verdict(self, status: Status) -> VmExit:
+        if self._guest_end is not None:
+            return self._guest_end
+        if self._killed:
+            return VmExit(ExitKind.KILLED, "ended by Forkyard")
+        if self._cgroups.out_of_memory(self._record.vm_id):
+            return VmExit(ExitKind.CRASHED, "QEMU used more memory than its limit and was ended by the kernel")
+        said = await asyncio.to_thread(tail, qemu_log(self._record), 500)
+        return VmExit(ExitKind.CRASHED, f"QEMU {status}" + (f"; it said: {said}" if said else ""))
+
+    async def _disconnect(self) -> None:
+        if self._settling is not None:
+            self._settling.cancel()
+            await asyncio.wait({self._settling})
+        if self._qmp is not None:
+            await self._qmp.aclose()
+
+
+def _usage(pid: int) -> VmUsage:
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    pss_kib = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+    # The name in parentheses may hold spaces: count from behind it.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    ticks = int(fields[11]) + int(fields[12])
+    return VmUsage(pss_mib=pss_kib / 1024, cpu_s=ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def _append_bounded(path: Path, data: bytes, limit: int) -> None:
+    kept = path.read_bytes()[-limit:] if path.exists() else b""
+    path.write_bytes((kept + data)[-limit:])

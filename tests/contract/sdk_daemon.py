@@ -1,0 +1,209 @@
+"""A daemon for tests of the SDK and the command line: the real API over real sockets, without VMs.
+
+Each sandbox is the real guest agent as a process of this machine, so commands, terminals and files are real too. (They
+run as this user on this machine: tests stay below their own temporary directory.) `restart` breaks every connection
+and leaves the agents running, as a killed daemon does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvicorn
+
+import forkyard.guest_agent
+from forkyard.api.app import create_app
+from forkyard.control.plane import ControlPlane
+from forkyard.guest.base import Guest
+from forkyard.guest.client import connect
+from forkyard.hosts.base import Created, CreateSpec, Incarnation
+from forkyard.hosts.memory import MemoryHost
+from forkyard.store.sql import Store
+
+T = TypeVar("T")
+AGENT = Path(forkyard.guest_agent.__file__).parent
+
+
+class AgentHost(MemoryHost):
+    """Machines that are an agent process each."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._guests: dict[Incarnation, Guest] = {}
+        self._cleanups: dict[Incarnation, contextlib.AsyncExitStack] = {}
+        super().__init__(lambda incarnation, _spec: self._guests[incarnation])
+
+    async def create(self, incarnation: Incarnation, spec: CreateSpec) -> Created:
+        async with contextlib.AsyncExitStack() as stack:
+            self._guests[incarnation] = await self._start(incarnation, stack)
+            self._cleanups[incarnation] = stack.pop_all()
+        return await super().create(incarnation, spec)
+
+    async def destroy(self, incarnation: Incarnation) -> None:
+        await super().destroy(incarnation)
+        if incarnation in self._cleanups:
+            await self._cleanups.pop(incarnation).aclose()
+
+    async def _start(self, incarnation: Incarnation, stack: contextlib.AsyncExitStack) -> Guest:
+        agent_side: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
+
+        async def on_agent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await agent_side.put((reader, writer))
+
+        async def on_host(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            agent_reader, agent_writer = await agent_side.get()
+            await asyncio.gather(_pump(reader, agent_writer), _pump(agent_reader, writer))
+
+        directory = self._root / str(incarnation)
+        directory.mkdir()
+        for name, handler in (("agent", on_agent), ("host", on_host)):
+            server = await asyncio.start_unix_server(handler, directory / name)
+            stack.callback(server.close)
+        options = {
+            "--channel": f"unix:{directory / 'agent'}",
+            "--cgroups": f"{directory}/none",
+            "--console": os.devnull,
+        }
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-X", "utf8", str(AGENT), *(word for pair in options.items() for word in pair)),
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+        async def end() -> None:
+            process.kill()
+            await process.wait()
+
+        stack.push_async_callback(end)
+        return await connect(str(directory / "host"), timeout_s=20)
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+class Daemon:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.socket = root / "run" / "api.sock"
+        self.key_file = root / "state" / "api-key"
+        self.port = 0
+        for directory in (self.socket.parent, self.key_file.parent):
+            directory.mkdir()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._server: uvicorn.Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def key(self) -> str:
+        return self.key_file.read_text().strip()
+
+    @property
+    def env(self) -> dict[str, str]:
+        """For a program that shall find this daemon as that of its machine."""
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("FORKYARD_")}
+        return {
+            **clean,
+            "FORKYARD_STATE_DIR": str(self.key_file.parent),
+            "FORKYARD_RUN_DIR": str(self.socket.parent),
+        }
+
+    def cli(self, *args: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        given = {"capture_output": True, "text": True, "timeout": 60, "stdin": None, **options}
+        if "input" in given:
+            del given["stdin"]
+        return subprocess.run([sys.executable, "-m", "forkyard.cli", *args], env=self.env, **given)
+
+    def start(self) -> None:
+        self._thread.start()
+        self._run(self._start())
+
+    def stop(self) -> None:
+        self._run(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def break_connections(self) -> None:
+        """As a network that goes away for a moment."""
+        self._run(self._break())
+
+    def restart(self, down_s: float = 0.2) -> None:
+        async def again() -> None:
+            await self._close()
+            await asyncio.sleep(down_s)
+            await self._listen()
+
+        self._run(again())
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=60)
+
+    async def _start(self) -> None:
+        self._store = await Store.open(self.root / "state" / "forkyard.db")
+        self._control = ControlPlane(self._store, AgentHost(self.root))
+        await self._control.start()
+        await self._control.keys.ensure_file(self.key_file)
+        await self._listen()
+
+    async def _listen(self) -> None:
+        tcp = socket.create_server(("127.0.0.1", self.port))
+        self.port = tcp.getsockname()[1]
+        self.socket.unlink(missing_ok=True)
+        unix = socket.socket(socket.AF_UNIX)
+        unix.bind(str(self.socket))
+        config = uvicorn.Config(create_app(self._control), log_level="error", lifespan="off", ws="websockets-sansio")
+        self._server = uvicorn.Server(config)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[tcp, unix]))
+        while not self._server.started:
+            await asyncio.sleep(0.005)
+
+    async def _break(self) -> None:
+        assert self._server is not None
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()
+
+    async def _close(self) -> None:
+        assert self._server is not None
+        assert self._serving is not None
+        self._server.should_exit = self._server.force_exit = True
+        await self._break()
+        await self._serving
+
+    async def _stop(self) -> None:
+        await self._close()
+        await self._control.stop(destroy=True)
+        await self._store.close()
+
+
+@contextlib.contextmanager
+def running_daemon() -> Iterator[Daemon]:
+    # Not below pytest's directory: the path of a unix socket has at most 107 bytes.
+    root = Path(tempfile.mkdtemp(prefix="fysdk-"))
+    daemon = Daemon(root)
+    try:
+        daemon.start()
+        yield daemon
+        daemon.stop()
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
