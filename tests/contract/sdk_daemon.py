@@ -22,17 +22,16 @@ from typing import Any, TypeVar
 
 import uvicorn
 
-import forkyard.guest_agent
 from forkyard.api.app import create_app
 from forkyard.control.plane import ControlPlane
 from forkyard.guest.base import Guest
 from forkyard.guest.client import connect
+from forkyard.guest.local import LocalAgent
 from forkyard.hosts.base import Created, CreateSpec, Incarnation
 from forkyard.hosts.memory import MemoryHost
 from forkyard.store.sql import Store
 
 T = TypeVar("T")
-AGENT = Path(forkyard.guest_agent.__file__).parent
 
 
 class AgentHost(MemoryHost):
@@ -56,45 +55,10 @@ class AgentHost(MemoryHost):
             await self._cleanups.pop(incarnation).aclose()
 
     async def _start(self, incarnation: Incarnation, stack: contextlib.AsyncExitStack) -> Guest:
-        agent_side: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
-
-        async def on_agent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await agent_side.put((reader, writer))
-
-        async def on_host(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            agent_reader, agent_writer = await agent_side.get()
-            await asyncio.gather(_pump(reader, agent_writer), _pump(agent_reader, writer))
-
         directory = self._root / str(incarnation)
         directory.mkdir()
-        for name, handler in (("agent", on_agent), ("host", on_host)):
-            server = await asyncio.start_unix_server(handler, directory / name)
-            stack.callback(server.close)
-        options = {
-            "--channel": f"unix:{directory / 'agent'}",
-            "--cgroups": f"{directory}/none",
-            "--console": os.devnull,
-        }
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-X", "utf8", str(AGENT), *(word for pair in options.items() for word in pair)),
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-
-        async def end() -> None:
-            process.kill()
-            await process.wait()
-
-        stack.push_async_callback(end)
-        return await connect(str(directory / "host"), timeout_s=20)
-
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(ConnectionError):
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    writer.close()
+        agent = await stack.enter_async_context(LocalAgent(directory))
+        return await connect(agent.socket, timeout_s=20)
 
 
 class Daemon:

@@ -67,6 +67,13 @@ def test_rm_goes_on_after_one_that_is_not_there(daemon: Daemon) -> None:
     assert daemon.cli("rm", "-f", "nosuch").returncode == 0
 
 
+def test_rm_all_asks_first(daemon: Daemon, sbx: Sandbox) -> None:
+    done = daemon.cli("rm", "--all", input="n\n")
+    assert done.returncode == 1
+    assert "Delete" in done.stderr
+    assert sbx.id in daemon.cli("ls").stdout
+
+
 def test_exec_is_transparent_for_bytes_streams_and_exit_code(daemon: Daemon, sbx: Sandbox) -> None:
     done = daemon.cli("exec", sbx.id, "--", "sh", "-c", "printf '\\377\\000'; echo err >&2; exit 3", text=False)
     assert (done.stdout, done.stderr, done.returncode) == (b"\xff\x00", b"err\n", 3)
@@ -107,9 +114,8 @@ def test_a_detached_command_is_listed_logged_and_followed(daemon: Daemon, sbx: S
     exec_id = daemon.cli("exec", "-d", sbx.id, "--", f"echo begun; cat {tmp_path}/gate; exit 9").stdout.strip()
     while b"begun" not in (now := daemon.cli("logs", sbx.id, "--exec", exec_id, text=False).stdout):
         assert now == b""
-    assert [info for info in json.loads(daemon.cli("ps", sbx.id, "--json").stdout) if info["id"] == exec_id][0][
-        "running"
-    ]
+    running = {info["id"] for info in json.loads(daemon.cli("ps", sbx.id, "--json").stdout) if info["running"]}
+    assert exec_id in running
     (tmp_path / "gate").write_text("more\n")
     assert daemon.cli("logs", sbx.id, "--exec", exec_id, "-f").stdout == "begun\nmore\n"
     (row,) = [line for line in daemon.cli("ps", sbx.id).stdout.splitlines() if line.startswith(exec_id)]

@@ -233,8 +233,8 @@ async def test_a_directory_goes_out_and_in_as_a_tar_stream(guest: Guest, root: s
     await guest.write_file(f"{root}/src/deep/a.txt", pieces(b"alpha"))
     async with guest.download_tar(f"{root}/src") as chunks:
         archive = b"".join([chunk async for chunk in chunks])
-    names = tarfile.open(fileobj=io.BytesIO(archive)).getnames()
-    assert "./deep/a.txt" in names
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        assert "./deep/a.txt" in tar.getnames()
     await guest.upload_tar(f"{root}/copy", pieces(archive[:700], archive[700:]))
     assert await content(guest, f"{root}/copy/deep/a.txt") == b"alpha"
 

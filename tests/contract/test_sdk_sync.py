@@ -280,7 +280,7 @@ def test_a_terminal_takes_keys_sizes_and_control_c(sbx: Sandbox) -> None:
         terminal.resize(rows=10, cols=20)
         terminal.send(b"stty size\n")
         terminal.read_until(b"10 20", timeout_s=20)
-        terminal.send(b"echo u''p; cat\n")
+        terminal.send(b"sh -c 'echo u\"\"p; exec cat'\n")
         terminal.read_until(b"up\r\n", timeout_s=20)
         terminal.send(b"\x03")
         terminal.read_until(b"# ", timeout_s=20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -35,7 +36,7 @@ def connected_host() -> host.Parser:
 
 def in_pieces(data: bytes, cuts: list[int]) -> list[bytes]:
     points = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
-    return [data[a:b] for a, b in zip(points, points[1:], strict=False)]
+    return [data[a:b] for a, b in pairwise(points)]
 
 
 def test_both_sides_have_the_same_constants() -> None:

@@ -20,6 +20,10 @@ class UnixConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.connect(self._path)
 
+    def vanish(self) -> None:
+        self.sock.shutdown(socket.SHUT_RDWR)
+        self.close()
+
 
 def begin(daemon: Daemon, method: str, path: str, **headers: str) -> UnixConnection:
     connection = UnixConnection(daemon)
@@ -36,7 +40,7 @@ def test_a_client_that_leaves_in_the_middle_of_an_exec(daemon: Daemon, sbx: Sand
     connection = begin(daemon, "POST", f"/sandboxes/{sbx.id}/exec", Content_Type="application/json", Content_Length=str(len(body)))
     connection.send(body)
     assert b"started" in connection.getresponse().readline()
-    connection.sock.close()
+    connection.vanish()
     deadline = time.monotonic() + 120
     while not sbx.files.exists("/root/done"):
         assert time.monotonic() < deadline, "a vanished reader holds the command back"
@@ -48,7 +52,7 @@ def test_a_client_that_leaves_in_the_middle_of_an_upload(daemon: Daemon, sbx: Sa
     sbx.files.write("/root/kept", "old")
     connection = begin(daemon, "PUT", f"/sandboxes/{sbx.id}/files?path=/root/kept", Content_Length="50000000")
     connection.send(bytes(10_000_000))
-    connection.sock.close()
+    connection.vanish()
     time.sleep(1)
     assert sbx.files.read("/root/kept") == "old", "a write is whole or not at all"
     assert sbx.exec("ls -A /root | grep -c kept").stdout.strip() == "1", "no temporary file is left"
@@ -59,7 +63,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_create(daemon: Daemon, fy: Fork
     connection = begin(daemon, "POST", "/sandboxes", Content_Type="application/json", Content_Length=str(len(body)))
     connection.send(body)
     time.sleep(0.03)
-    connection.sock.close()
+    connection.vanish()
     time.sleep(2)
     states = {s.info.state for s in fy.sandboxes.list(all=True) if s.info.name == "left-alone"}
     assert states <= {"running", "deleted", "failed"}, "nothing hangs half-made"

@@ -130,6 +130,8 @@ async def _http(request: Request, raised: Exception) -> Response:
         answer = problem_response(InvalidRequest(f"{where}: method not allowed"), status=raised.status_code)
         answer.headers.update(raised.headers or {})
         return answer
+    if raised.status_code == HTTPStatus.BAD_REQUEST:  # how FastAPI says that the body cannot be decoded
+        return problem_response(InvalidRequest(f"{where}: the body is not JSON in UTF-8"))
     return problem_response(InvalidRequest(f"{where}: {raised.detail}"), status=raised.status_code)
 
 

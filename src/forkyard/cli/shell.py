@@ -21,6 +21,7 @@ from forkyard.cli.app import App, Verb, find_sandbox, pass_app
 
 if TYPE_CHECKING:
     from forkyard import Sandbox, Terminal
+    from forkyard.models import ExecExit
 
 _REATTACH_S = 30.0
 
@@ -89,7 +90,8 @@ class _Session:
     def __init__(self, connect: Callable[[str | None, int, int, int], Terminal], exec_id: str | None) -> None:
         self._connect = connect
         self._exec_id = exec_id
-        self._terminal: Terminal | None = None
+        self._offset = 0
+        self._connected: Terminal | None = None
         # Signals arrive in the main thread, which may be anywhere inside the web socket: it only rings this bell.
         self._bell_out, self._bell_in = os.pipe()
 
@@ -100,59 +102,62 @@ class _Session:
         try:
             with _raw_mode(), self._window_changes():
                 typing.start()
-                self._print_until_end()
+                end = self._print_until_end()
         finally:
             os.close(self._bell_in)
             if typing.is_alive():
                 typing.join(timeout=1)
-        end = self._terminal.end if self._terminal else None
         return exit_status(end.exit_code, end.signal, end.timed_out) if end else 1
 
-    def _print_until_end(self) -> None:
-        from forkyard.errors import DaemonUnreachable, ForkyardError
+    def _print_until_end(self) -> ExecExit | None:
+        from forkyard.errors import ForkyardError
 
         gives_up_at: float | None = None
         while True:
             try:
-                offset = self._terminal.offset if self._terminal else 0
-                with self._connect(self._exec_id, offset, *_window()) as terminal:
-                    self._terminal, self._exec_id, gives_up_at = terminal, terminal.exec_id, None
+                with self._connect(self._exec_id, self._offset, *_window()) as terminal:
+                    self._exec_id, gives_up_at = terminal.exec_id, None
+                    self._set_connected(terminal)
                     for data in terminal:
+                        self._offset = terminal.offset
                         _write_all(1, data)
-                    return
+                    return terminal.end
             except ForkyardError as error:
-                lost = isinstance(error, DaemonUnreachable) or error.retryable
+                self._set_connected(None)
                 now = time.monotonic()
-                if gives_up_at is None and self._exec_id is not None and lost:
+                if self._exec_id is None or not error.retryable or (gives_up_at is not None and now > gives_up_at):
+                    raise
+                if gives_up_at is None:
                     gives_up_at = now + _REATTACH_S
                     _write_all(2, b"\r\n[connection lost; attaching again]\r\n")
-                if gives_up_at is None or now > gives_up_at or not lost:
-                    raise
-                time.sleep(0.5)
+                time.sleep(0.2)
+
+    def _set_connected(self, terminal: Terminal | None) -> None:
+        self._connected = terminal
+        os.write(self._bell_in, b"c")
 
     def _type(self) -> None:
+        """While there is no connection keys stay where they are, in the queue of our own terminal."""
         from forkyard.errors import ForkyardError
 
+        typing = True
         while True:
-            ready, _, _ = select.select([0, self._bell_out], [], [])
-            # What is typed while the connection is lost has nowhere to go, hence the suppressed errors.
+            terminal = self._connected
+            wanted = [self._bell_out, 0] if terminal is not None and typing else [self._bell_out]
+            ready, _, _ = select.select(wanted, [], [])
+            # A connection that breaks right now is the main thread's to notice, hence the suppressed errors.
             if self._bell_out in ready:
                 if not os.read(self._bell_out, 64):
                     os.close(self._bell_out)
                     return
+                if self._connected is not None:
+                    with contextlib.suppress(ForkyardError):
+                        self._connected.resize(*_window())
+            elif terminal is not None:
+                typed = _read_some(0)
+                typing = bool(typed)
                 with contextlib.suppress(ForkyardError):
-                    if self._terminal is not None:
-                        self._terminal.resize(*_window())
-            if 0 in ready:
-                try:
-                    typed = os.read(0, 65536)
-                except OSError:
-                    typed = b""
-                if not typed:
-                    return
-                with contextlib.suppress(ForkyardError):
-                    if self._terminal is not None:
-                        self._terminal.send(typed)
+                    terminal.send(typed)
 
     @contextlib.contextmanager
     def _window_changes(self) -> Iterator[None]:
@@ -176,12 +181,20 @@ def _raw_mode() -> Iterator[None]:
     saved = termios.tcgetattr(0)
     before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        tty.setraw(0)
+        # Not TCSAFLUSH, which would throw away what was typed ahead.
+        tty.setraw(0, termios.TCSADRAIN)
         yield
     finally:
         termios.tcsetattr(0, termios.TCSADRAIN, saved)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _read_some(fd: int) -> bytes:
+    try:
+        return os.read(fd, 65536)
+    except OSError:  # the window was closed
+        return b""
 
 
 def _write_all(fd: int, data: bytes) -> None:

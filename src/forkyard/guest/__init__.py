@@ -1,1 +1,1 @@
-"""The host's side of the channel into a guest: one seam (`base`), the real client, and a fake for control-plane tests."""
+"""The host's side of the channel into a guest: one seam (`base`), the real client, and a fake for tests above it."""

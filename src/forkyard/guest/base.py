@@ -123,7 +123,8 @@ class Guest(Protocol):
         append: bool = False,
         parents: bool = True,
     ) -> FileInfo:
-        """Atomic (a temporary file, renamed when the last chunk arrived) unless `append`. If `chunks` raises, nothing changes."""
+        """Atomic (a temporary file, renamed when the last chunk arrived) unless `append`. If `chunks` raises, nothing
+        changes."""
         ...
 
     async def stat(self, path: str) -> FileInfo: ...

@@ -1,8 +1,9 @@
 """The host's end of the channel: one connection to one agent, and the streams multiplexed on it.
 
-Owns: the handshake, flow control in both directions, and the limits that a hostile guest meets: it can fill no more than the
-windows we gave it, and one step outside the protocol ends the connection.
-Never does: reconnecting; whoever holds the connection sees `closed` and makes a new one. What requests mean is in `client.py`.
+Owns: the handshake, flow control in both directions, and the limits a hostile guest meets: it can fill no more than
+the windows we gave it, and one step outside the protocol ends the connection.
+Never does: reconnecting; whoever holds the connection sees `closed` and makes a new one. What requests mean is in
+`client.py`.
 """
 
 from __future__ import annotations
@@ -335,7 +336,7 @@ class Channel(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.writable.set()
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._transport = None
         if self._keeper is not None:
             self._keeper.cancel()

@@ -43,7 +43,7 @@ async def connect(socket: str, *, timeout_s: float, fresh: bool = False) -> Gues
             await channel.close()
         if isinstance(error, TimeoutError):
             raise GuestUnreachable(
-                f"The agent inside the sandbox did not answer within {timeout_s:g} s. `forkyard logs` shows its console."
+                f"The agent inside the sandbox did not answer within {timeout_s:g} s. `forkyard logs` has its console."
             ) from None
         raise
     return AgentGuest(channel)

@@ -1,4 +1,4 @@
-"""A guest without a machine: a file tree in memory and a handful of commands. For tests of everything above the channel.
+"""A guest without a machine: a file tree in memory and a handful of commands. For tests of all above the channel.
 
 Commands: `true`, `false`, `exit N`, `echo [-n] WORDS [>&2]`, `cat` (its stdin), `sleep N`, `yes COUNT` (so many lines),
 `env NAME`, `pwd`, `hostname`; `;` separates several. Anything else is not found: exit code 127, as a shell says.
@@ -178,7 +178,8 @@ class _Execution:
         source, index = self._exec, 0
         while True:
             async with source.news:
-                await source.news.wait_for(lambda: len(source.output) > index or source.ended or self._guest.gone)
+                while len(source.output) == index and source.ended is None and not self._guest.gone:
+                    await source.news.wait()
             self._guest.check()
             while index < len(source.output):
                 piece = source.output[index]

@@ -1,8 +1,8 @@
 """Frames of the channel, as the host reads them. Pure; `guest_agent/PROTOCOL.md` is the contract.
 
-Owns: the layout of a frame, and finding the agent's HELLO_ACK in whatever an earlier connection left in the pipe. The agent
-cannot import this, so it has a copy of its own; a test holds the two together.
-Never does: I/O. A guest is not trusted: the parser keeps at most one frame, and anything that is no frame is a `Violation`.
+Owns: the layout of a frame, and finding the agent's HELLO_ACK in whatever an earlier connection left in the pipe. The
+agent cannot import this, so it has a copy of its own; a test holds the two together.
+Never does: I/O. A guest is not trusted: the parser keeps at most one frame, and anything else is a `Violation`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ NEED_HELLO = encode(Kind.NEED_HELLO, 0, 0, b"", 0)
 
 
 class Parser:
-    """Bytes in, frames out. Until the HELLO_ACK with our nonce everything else is dropped; after it nothing may be wrong."""
+    """Bytes in, frames out. Until the HELLO_ACK with our nonce all else is dropped; after it nothing may be wrong."""
 
     def __init__(self, epoch: int, nonce: bytes) -> None:
         self._epoch = epoch

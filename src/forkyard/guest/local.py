@@ -1,6 +1,6 @@
-"""The agent as an ordinary process of this machine, behind a socket like that of a VM: for tests, and for work on the agent.
+"""The agent as an ordinary process of this machine, behind a socket like a VM's: for tests, and for work on the agent.
 
-Owns: that process, its cgroups, and a relay that behaves as QEMU's port does: one host at a time, bytes in order, and cuts.
+Owns: that process, its cgroups, and a relay that behaves as QEMU's port does: one host at a time, bytes in order, cuts.
 Never does: isolation. What runs "inside" runs here.
 """
 
@@ -21,7 +21,7 @@ class LocalAgent:
     """`async with LocalAgent(directory) as agent: guest = await connect(agent.socket, timeout_s=5)`
 
     `notice`: whether the agent is told when a host leaves, as a port of a running VM does; a machine restored from a
-    snapshot is not. `cut_after`: so many bytes from the next host arrive, and then it is gone, in the middle of whatever.
+    snapshot is not. `cut_after`: so many bytes from the next host arrive; then it is gone, in the middle of whatever.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -1,8 +1,8 @@
 """File names as text. Linux names are bytes; JSON, URLs and people want text.
 
-A name in UTF-8 is itself. Each byte that is not UTF-8 is shown as one character, U+F780 to U+F7FF (private use), and becomes
-that byte again on the way in; so every name makes the round trip, through JSON and URLs. On the wire to the agent it is
-Python's surrogateescape, which is also accepted here.
+A name in UTF-8 is itself. Each byte that is not UTF-8 is shown as one character, U+F780 to U+F7FF (private use), and
+becomes that byte again on the way in; so every name makes the round trip, through JSON and URLs. On the wire to the
+agent it is Python's surrogateescape, which is also accepted here.
 """
 
 from __future__ import annotations

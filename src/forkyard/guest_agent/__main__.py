@@ -1,4 +1,4 @@
-"""Starts the agent from its directory, whatever that is called: `agent` in a guest, `guest_agent` in the source tree."""
+"""Starts the agent from its directory, however that is called: `agent` in a guest, `guest_agent` in the source."""
 
 import os
 import sys

@@ -1,8 +1,12 @@
-"""Users of the guest, the environment their processes start with, and how a path is read. Looked up once per change of the files behind it."""
+"""Users of the guest, the environment their processes start with, and how a path is read.
+
+What is looked up is kept until the files behind it change.
+"""
 
 from __future__ import annotations
 
 import os
+import time
 
 from .failures import Failure
 
@@ -32,16 +36,21 @@ class Account:
 class _Cached:
     """Answers that hold until one of `files` changes."""
 
-    def __init__(self, *files: str) -> None:
+    def __init__(self, *files: str, check_every_s: float = 0) -> None:
         self._files = files
+        self._check_every_s = check_every_s
+        self._checked_at = -1.0
         self._version: list[int] = []
         self._answers: dict[object, object] = {}
 
     def get(self, key: object, make: Callable[[], T]) -> T:
-        version = [_changed_at(file) for file in self._files]
-        if version != self._version:
-            self._version = version
-            self._answers.clear()
+        now = time.monotonic()
+        if now - self._checked_at >= self._check_every_s:
+            self._checked_at = now
+            version = [_changed_at(file) for file in self._files]
+            if version != self._version:
+                self._version = version
+                self._answers.clear()
         if key not in self._answers:
             self._answers[key] = make()
         return self._answers[key]  # type: ignore[return-value]
@@ -55,6 +64,7 @@ def _changed_at(file: str) -> int:
 
 
 _users = _Cached("/etc/passwd", "/etc/group")
+_names = _Cached("/etc/passwd", "/etc/group", check_every_s=1)  # asked twice for every file of a listing
 _environment = _Cached("/etc/environment")
 
 
@@ -74,11 +84,11 @@ def _find(name: str) -> Account:
 
 
 def user_name(uid: int) -> str:
-    return _users.get(("user", uid), lambda: _name_of("pwd", uid))
+    return _names.get(("user", uid), lambda: _name_of("pwd", uid))
 
 
 def group_name(gid: int) -> str:
-    return _users.get(("group", gid), lambda: _name_of("grp", gid))
+    return _names.get(("group", gid), lambda: _name_of("grp", gid))
 
 
 def _name_of(database: str, number: int) -> str:

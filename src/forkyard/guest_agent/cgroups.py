@@ -1,7 +1,7 @@
 """One cgroup (v2) per exec, so that all it started can be found and killed. Without cgroups the process group must do.
 
-They are below a cgroup of our own and not below the agent's unit: that one would then have controllers *and* processes in
-inner nodes, and systemd could not put a restarted agent back into it while execs run.
+They are below a cgroup of our own and not below the agent's unit: that one would then have controllers *and* processes
+in inner nodes, and systemd could not put a restarted agent back into it while execs run.
 """
 
 from __future__ import annotations

@@ -126,7 +126,8 @@ class Exec:
         self._loop.watch(self._process.report, IN, lambda _: self._on_report(report))
 
     def _open_streams(self, ours: list[int], theirs: list[int]) -> int | None:
-        """Fill in ours as [stdout, stderr, stdin] and theirs as [stdout, …, stderr]; a PTY is one for all. Returns their stdin."""
+        """Fill in ours as [stdout, stderr, stdin], theirs as [stdout, …, stderr]; a PTY is one for all. Returns their
+        stdin."""
         spec = self._spec
         if spec.pty:
             master, slave = os.openpty()
@@ -268,7 +269,7 @@ class Exec:
         self._drain()
 
     def _drain(self) -> None:
-        """All that the first process wrote is in the pipes by now: read it, then do not wait long for those it left behind."""
+        """All that the first process wrote is in the pipes by now: read it, and do not wait long for those left behind."""
         for fd in list(self._sources):
             for _ in range(_DRAIN_READS):
                 if fd not in self._sources or self._must_hold_back() or not self._read(fd):
@@ -387,6 +388,7 @@ class Execs:
         return found
 
     def all(self) -> list[Exec]:
+        self._clean_up()
         return list(self._all.values())
 
     def add_output(self, source: Exec, stream: int, data: bytes) -> None:
@@ -412,7 +414,7 @@ class Execs:
                 gone.cgroup.remove()
 
     def _clean_up(self) -> None:
-        """Forget the oldest ended execs that are too many, too old, or too large. One whose processes live on stays known."""
+        """Forget the oldest ended execs that are too many, too old or too large. One with processes left stays known."""
         ended = [item for item in self._all.values() if not item.running and not item.attachments]
         surplus = len(ended) - _KEEP_ENDED
         too_old = time.monotonic() - _KEEP_ENDED_S

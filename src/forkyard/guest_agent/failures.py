@@ -1,4 +1,7 @@
-"""Failures as the host hears them: a `code` of forkyard/errors.py and a sentence. Owns the one table from errno to code."""
+"""Failures as the host hears them: a `code` of forkyard/errors.py and a sentence.
+
+Owns: the one table from errno to code.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,8 @@ def from_os_error(error: OSError, subject: str) -> Failure:
 def from_program(name: str, status: int, stderr: str) -> Failure:
     """The failure of a helper program, from what it printed (run with LC_ALL=C)."""
     text = stderr.strip() or f"{name} ended with status {status}"
+    if "Wrote only" in text:  # tar, whose last write was cut short, does not say more
+        return Failure("guest_disk_full", text)
     for number, code in _CODES.items():
         if os.strerror(number) in text:
             return Failure(code, text)

@@ -94,8 +94,14 @@ def _read(path: str) -> str:
 
 
 def _replace(path: str, text: str) -> None:
+    """In place, and without truncating first: ext4 would write a file cut to nothing out to the disk as it is closed."""
+    data = text.encode("utf-8", "surrogateescape")
     try:
-        with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(text)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(fd, data)
+            os.ftruncate(fd, len(data))
+        finally:
+            os.close(fd)
     except OSError as error:
         log(f"{path}: {error}")

@@ -34,7 +34,7 @@ class Loop:
         self._handlers: dict[int, Callable[[int], object]] = {}
         self._timers: list[Timer] = []
         self._soon: list[Callable[[], object]] = []
-        #: Called once at the end of every turn: what a turn wants to send leaves in as few writes as possible.
+        #: Called when the events of a turn are dealt with: what they want to send leaves in as few writes as possible.
         self.after_turn: Callable[[], object] | None = None
 
     def watch(self, fd: int, events: int, handler: Callable[[int], object]) -> None:
@@ -57,7 +57,7 @@ class Loop:
         return time.monotonic()
 
     def soon(self, action: Callable[[], object]) -> None:
-        """In the next turn, before any event is looked at."""
+        """In the next turn: after what was sent has left, before any event is looked at."""
         self._soon.append(action)
 
     def run(self) -> None:
@@ -65,6 +65,7 @@ class Loop:
             self.turn()
 
     def turn(self) -> None:
+        self._finish_turn()  # answers leave before what can wait is begun
         soon, self._soon = self._soon, []
         for action in soon:
             self._guard(action)
@@ -73,12 +74,12 @@ class Loop:
             due = heapq.heappop(timers).action
             if due is not None:
                 self._guard(due)
-        if self.after_turn is not None:
-            self._guard(self.after_turn)
+        self._finish_turn()
+        wait_s = -1.0
         if self._soon:
             wait_s = 0.0
-        else:
-            wait_s = max(0.0, timers[0].at - time.monotonic()) if timers else -1
+        elif timers:
+            wait_s = max(0.0, timers[0].at - time.monotonic())
         for fd, events in self._epoll.poll(wait_s):
             handler = self._handlers.get(fd)
             if handler is None:
@@ -89,6 +90,10 @@ class Loop:
                 log_exception(f"handler of fd {fd}", error)
                 # An event nobody handled would come back at once, forever.
                 self.unwatch(fd)
+
+    def _finish_turn(self) -> None:
+        if self.after_turn is not None:
+            self._guard(self.after_turn)
 
     def _guard(self, action: Callable[[], object]) -> None:
         try:

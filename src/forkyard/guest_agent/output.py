@@ -18,7 +18,7 @@ class _Piece:
         self.stream = stream
         self.offset = offset
         self.position = position  # of its first byte, counted over both streams
-        self.data = bytearray(data)
+        self.data: bytes | bytearray = bytearray(data) if len(data) < _SMALL else data
 
 
 class Cursor:
@@ -44,7 +44,7 @@ class Output:
     def add(self, stream: int, data: bytes) -> None:
         last = self._pieces[-1] if self._pieces else None
         if last is not None and last.stream == stream and len(last.data) < _SMALL:
-            last.data += data
+            last.data += data  # a bytearray, for it is small or was
         else:
             self._pieces.append(_Piece(stream, self.totals[stream], self.position, data))
             self.size += _PIECE_COST
@@ -72,7 +72,7 @@ class Output:
         ]
         return Cursor(self._first, position, wanted), lost
 
-    def read(self, cursor: Cursor, limit: int) -> tuple[int, bytes] | None:
+    def read(self, cursor: Cursor, limit: int) -> tuple[int, bytes | memoryview] | None:
         """The next (stream, data) of this reader; None if it has all there is."""
         while cursor.position < self.position:
             piece = self._pieces[cursor.index - self._first]
@@ -84,7 +84,8 @@ class Output:
             if not_wanted > start:
                 cursor.position = piece.position + min(not_wanted, len(piece.data))
                 continue
-            data = bytes(memoryview(piece.data)[start : start + limit])
+            data = memoryview(piece.data)[start : start + limit]
             cursor.position += len(data)
-            return piece.stream, data
+            # One that may still grow must not be pinned by a view.
+            return piece.stream, data if isinstance(piece.data, bytes) else bytes(data)
         return None

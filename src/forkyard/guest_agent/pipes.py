@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 
+from .failures import Failure
 from .loop import ERR, OUT, Loop
 from .session import Task
 
@@ -12,8 +13,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .execs import Exec
     from .session import Stream
-
-from .failures import Failure
 
 #: A write is answered when no more than this still waits, so that a process slow to read does not hold up its writer.
 _ANSWER_BELOW_BYTES = 65_536

@@ -1,4 +1,4 @@
-"""Helper programs (tar, rm, mv, ssh-keygen): run as root or a user, outside any exec, for work that would hold up the loop.
+"""Helper programs (tar, rm, mv, ssh-keygen), run outside any exec, for work that would hold up the loop.
 
 They run in a session of their own beside the agent; what they print on stderr becomes the failure's message.
 """

@@ -1,4 +1,7 @@
-"""The agent's composition: port, loop, execs, operations. Owns the command line and the word to the host that it is ready."""
+"""The agent's composition: port, loop, execs, operations.
+
+Owns: the command line, and the word to the host that it is ready.
+"""
 
 from __future__ import annotations
 

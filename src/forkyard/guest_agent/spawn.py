@@ -1,4 +1,4 @@
-"""Starting a process: fork, set everything up in the child, exec. Owns what happens between fork and exec, and nothing after.
+"""Starting a process: fork, set everything up in the child, exec. Owns what happens up to the exec, and nothing after.
 
 The outcome of the exec itself arrives on a pipe: closed without a byte when the program runs, else why it does not.
 """
@@ -108,8 +108,11 @@ def _exec(argv: list[str], env: dict[str, str]) -> None:
         os.execve(program, argv, env)
     denied: OSError | None = None
     for directory in env.get("PATH", "").split(":"):
+        candidate = f"{directory or '.'}/{program}"
+        if not os.access(candidate, os.F_OK):
+            continue
         try:
-            os.execve(f"{directory or '.'}/{program}", argv, env)
+            os.execve(candidate, argv, env)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except PermissionError as error:

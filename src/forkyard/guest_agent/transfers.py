@@ -211,8 +211,8 @@ class TarReadTask(Task):
 
 
 class TarWriteTask(Feeder):
-    """GNU tar extracts: it strips leading `/`, refuses `..`, and creates symlinks that lead out of the archive last, so that
-    no member can be written through one. Run as the user, it cannot do what the user cannot."""
+    """GNU tar extracts: it strips leading `/`, refuses `..`, and creates symlinks that lead out of the archive last, so
+    that no member can be written through one. Run as the user, it cannot do what the user cannot."""
 
     def __init__(self, stream: Stream, loop: Loop, path: str, user: str | None) -> None:
         super().__init__(stream)
@@ -248,7 +248,9 @@ class TarWriteTask(Feeder):
             self._inlet.close()
             self.stream.end({})
         else:
-            self.stream.fail(from_program("tar", status, stderr))
+            failure = from_program("tar", status, stderr)
+            known = failure.code in ("guest_disk_full", "guest_permission_denied", "file_conflict")
+            self.stream.fail(failure if known else Failure("invalid_request", failure.message))
 
     def close(self) -> None:
         self._inlet.close()

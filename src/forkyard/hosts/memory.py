@@ -15,10 +15,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from forkyard.errors import HostFailure, SandboxNotFound
 from forkyard.guest.base import Guest
-from forkyard.hosts.base import Created, CreateSpec, Ended, Incarnation, Recovered
+from forkyard.hosts.base import Created, CreateSpec, Ended, Host, Incarnation, Recovered
 from forkyard.models import Check, Milestone, SandboxLogs, Shape
 from forkyard.vmm.base import ExitKind, FaultPlan, VmExit, VmUsage
 
@@ -131,6 +132,10 @@ class MemoryHost:
             await asyncio.sleep(self.faults.delay_s[name])
         if name in self.faults.fail:
             raise self.faults.fail[name]
+
+
+if TYPE_CHECKING:
+    _host: type[Host] = MemoryHost
 
 
 def _template(shape: Shape) -> str:

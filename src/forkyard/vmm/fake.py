@@ -18,10 +18,11 @@ import asyncio
 import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forkyard.errors import VmStartFailed
 from forkyard.models import Check
-from forkyard.vmm.base import BootSource, ExitKind, FaultPlan, SnapshotFiles, VmExit, VmRecord, VmUsage
+from forkyard.vmm.base import BootSource, Driver, ExitKind, FaultPlan, SnapshotFiles, VmExit, VmRecord, VmUsage
 
 
 @dataclass
@@ -174,6 +175,10 @@ class FakeDriver:
         if process is not None:
             process.end(ExitKind.KILLED, "reclaimed")
 
+    async def console(self, record: VmRecord, tail_bytes: int) -> str:
+        path = record.dir / "console.log"
+        return path.read_bytes()[-tail_bytes:].decode() if path.exists() else ""
+
     async def checks(self) -> list[Check]:
         return [
             Check(
@@ -186,6 +191,10 @@ class FakeDriver:
 
     async def start_idle_ms(self, scratch: Path) -> float:  # noqa: ARG002
         return 0.0
+
+
+if TYPE_CHECKING:
+    _driver: Driver = FakeDriver()
 
 
 def _touch(path: Path, content: bytes) -> None:

@@ -34,7 +34,7 @@ async def doctor(control: Control) -> Response:
     return answer(await control.host.checks())
 
 
-@router.post("/shutdown", status_code=202, summary="Stop the daemon")
+@router.post("/shutdown", status_code=202, response_class=Response, summary="Stop the daemon")
 async def shutdown(control: Control, body: Shutdown) -> Response:
     """Sandboxes go on running, and the next daemon takes them over, unless `destroy` asks to delete them all."""
     control.request_stop(destroy=body.destroy)

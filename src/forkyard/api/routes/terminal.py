@@ -102,9 +102,11 @@ async def _type(socket: WebSocket, guest: Guest, exec_id: str) -> None:
 async def _control(text: str, guest: Guest, exec_id: str) -> None:
     try:
         frame = json.loads(text)
-        kind = frame.pop("type")
-    except (ValueError, AttributeError, KeyError, RecursionError):
-        raise InvalidRequest(f"{text[:100]!r} is not a JSON object with a type") from None
+    except (ValueError, RecursionError):
+        frame = None
+    if not isinstance(frame, dict) or "type" not in frame:
+        raise InvalidRequest(f"{text[:100]!r} is not a JSON object with a type")
+    kind = frame.pop("type")
     if kind == "resize":
         size = _parsed(ExecResize, frame)
         await guest.resize(exec_id, size.rows, size.cols)

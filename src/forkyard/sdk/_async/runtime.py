@@ -54,6 +54,10 @@ async def body(chunks: AsyncIterable[bytes] | Iterable[bytes]) -> AsyncIterator[
         yield piece
 
 
+def pieces(content: bytes) -> bytes:
+    return content
+
+
 def unix_transport(path: Path) -> httpx.AsyncBaseTransport:
     return httpx.AsyncHTTPTransport(uds=str(path), limits=LIMITS)
 

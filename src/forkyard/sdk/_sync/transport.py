@@ -77,12 +77,18 @@ class Transport:
         url = wire.path_with_query(path, params)
         if body is not None:
             content, headers = wire.json_body(body), {"Content-Type": "application/json", **(headers or {})}
+        if isinstance(content, bytes):
+            headers = {"Content-Length": str(len(content)), **(headers or {})}
         again = method in _SAFE if again is None else again
         patience = wire.Patience(RESTART_S if self._answered else _FIRST_CONTACT_S)
         while True:
             try:
                 response = client.request(
-                    method, url, content=content, headers=headers, timeout=wire.timeouts(timeout_s)
+                    method,
+                    url,
+                    content=runtime.pieces(content) if isinstance(content, bytes) else content,
+                    headers=headers,
+                    timeout=wire.timeouts(timeout_s),
                 )
             except httpx.HTTPError as exc:
                 error = wire.broken(exc, where)

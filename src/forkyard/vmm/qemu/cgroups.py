@@ -83,7 +83,8 @@ class Cgroups:
             for hierarchy in self.hierarchies:
                 self._create(hierarchy, vm_id, memory_bytes, pids)
         except OSError as error:
-            self.remove(vm_id)
+            with contextlib.suppress(HostFailure):
+                self.remove(vm_id)
             raise HostFailure(
                 f"cannot make the cgroup of VM {vm_id}: {error}; is /sys/fs/cgroup writable for this daemon?"
             ) from error

@@ -55,7 +55,7 @@ def boot(engine: Engine, record: VmRecord, sockets: Sockets, source: BootSource,
         *("-chardev", f"file,id={CONSOLE},path={_value(record.dir / 'console.log')},append=on"),
         *_channels(sockets),
         *("-kernel", str(source.kernel), "-initrd", str(source.initramfs)),
-        *("-append", kernel_args(source.kernel_args)),
+        *("-append", kernel_args(engine.accel, source.kernel_args)),
         *machine(engine, record.shape, record.dir / "disk.qcow2"),
     ]
 
@@ -94,13 +94,22 @@ def probe(engine: Engine, kernel: Path, initramfs: Path) -> list[str]:
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
         *("-machine", _Q35, *_cpu(engine), "-m", "128M"),
         *("-chardev", f"stdio,id={CONSOLE},signal=off", "-serial", f"chardev:{CONSOLE}"),
-        *("-kernel", str(kernel), "-initrd", str(initramfs), "-append", kernel_args("quiet")),
+        *("-kernel", str(kernel), "-initrd", str(initramfs), "-append", kernel_args(engine.accel, "quiet")),
     ]
 
 
-def kernel_args(extra: str) -> str:
+def kernel_args(accel: Accel, extra: str) -> str:
     # panic=-1: a kernel that panics before pvpanic is loaded resets at once, and is seen, instead of hanging for ever.
-    return " ".join(["console=ttyS0", "root=/dev/vda", "panic=-1", *extra.split()])
+    # tsc=reliable: TCG's virtual CPUs share one clock. Without the hint a guest with several of them does not trust it,
+    # and pays an emulated register access for every look at the time.
+    words = [
+        "console=ttyS0",
+        "root=/dev/vda",
+        "panic=-1",
+        *(["tsc=reliable"] if accel == "tcg" else []),
+        *extra.split(),
+    ]
+    return " ".join(words)
 
 
 def machine(engine: Engine, shape: Shape, disk: Path) -> list[str]:

@@ -101,7 +101,7 @@ class QemuDriver:
     def fingerprint(self) -> str:
         # The translation cache is the host's affair alone; the rest of the machine is part of the saved state.
         engine = cmdline.Engine("qemu", self._engine.accel, 0)
-        parts = [self._version, *cmdline.machine(engine, Shape(), Path("disk")), cmdline.kernel_args("")]
+        parts = [self._version, *cmdline.machine(engine, Shape(), Path("disk")), cmdline.kernel_args(engine.accel, "")]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
     async def boot(self, record: VmRecord, source: BootSource, ram: Path) -> QemuVm:

@@ -169,8 +169,6 @@ int main(int argc, char **argv) {
     /* As the user, not as root: a directory the VM may not enter must fail here, with its name. */
     if (chdir(directory))
         die("user %u cannot enter %s (every directory above it needs mode o+x)", uid, directory);
-    if (prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0))
-        die("thp");
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
         die("cannot set no_new_privs");
 
