@@ -120,6 +120,12 @@ async def test_an_agent_that_dies_is_noticed_at_once_and_its_processes_live_on(a
     assert Path(f"/proc/{info.pid}").exists()
     again = await connect(agent.socket, timeout_s=10)
     assert await again.execs() == []
+    orphan = agent.cgroups / f"exec-{info.id}"
+    assert info.pid is not None and str(info.pid) in (orphan / "cgroup.procs").read_text().split()
+    os.kill(info.pid, 9)
+    async with asyncio.timeout(10):
+        while orphan.exists():
+            await again.start(ExecSpec(["true"]))
     await again.aclose()
 
 

@@ -108,7 +108,8 @@ async def test_the_end_of_a_signalled_process_is_its_signal(guest: Guest) -> Non
 
 
 async def test_a_signal_reaches_the_tree_or_only_the_first_process(guest: Guest) -> None:
-    script = "trap 'echo caught' USR1; bash -c 'trap \"echo child\" USR1; echo up; while :; do sleep 0.05; done' & wait; wait"
+    child = "trap 'echo child' USR1; echo up; while :; do sleep 0.05; done"
+    script = f'trap "echo caught" USR1; bash -c "{child}" & wait; wait'
     for tree, wanted in ((False, {b"caught"}), (True, {b"caught", b"child"})):
         async with guest.execute(ExecSpec(script)) as execution:
             items = aiter(execution)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from forkyard import Forkyard, Sandbox
-from forkyard.errors import SandboxEnded, SandboxNotFound
+from forkyard.errors import NotFound, SandboxEnded
 
 from .conftest import Daemon
 
@@ -84,5 +84,5 @@ def test_a_deleted_sandbox_stays_known_as_deleted(fy: Forkyard) -> None:
 
 def test_unknown_ids_are_not_found(fy: Forkyard) -> None:
     for unknown in ("a" * 16, "zzz", "../../etc", "x" * 5000):
-        with pytest.raises(SandboxNotFound):
+        with pytest.raises(NotFound):
             fy.sandboxes.get(unknown)

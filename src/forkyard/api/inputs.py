@@ -1,8 +1,8 @@
 """What comes in: bodies with a bound, paths as bytes, requests turned into what the guest understands.
 
-Names of guest files are bytes. In a query they are percent-encoded, whatever bytes they are. In JSON answers a byte that
-is no UTF-8 is one character of a private range (`guest.names`); given back, in a query or in JSON, it is that byte
-again. A lone surrogate `\\udc80` to `\\udcff` (Python's surrogateescape) is understood too.
+Names of guest files are bytes. In a query they are percent-encoded, whatever bytes they are. In JSON answers a byte
+that is no UTF-8 is one character of a private range (`guest.names`); given back, in a query or in JSON, it is that
+byte again. A lone surrogate `\\udc80` to `\\udcff` (Python's surrogateescape) is understood too.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ async def upload(request: Request) -> AsyncIterator[bytes]:
             yield chunk
 
 
-def control_of(request: Request) -> ControlPlane:
+async def control_of(request: Request) -> ControlPlane:
+    """Async, as all dependencies here: FastAPI runs plain functions in a thread."""
     control: ControlPlane = request.app.state.control
     return control
 
@@ -93,7 +94,7 @@ async def _guest(sandbox_id: str, control: Control) -> Guest:
 RunningGuest = Annotated[Guest, Depends(_guest)]
 
 
-def _query_path(
+async def _query_path(
     request: Request,
     path: Annotated[
         str,

@@ -81,7 +81,8 @@ def _window() -> tuple[int, int]:
         size = os.get_terminal_size(0)
     except OSError:
         return 24, 80
-    return max(1, size.lines), max(1, size.columns)
+    # A terminal that does not know its size says 0.
+    return size.lines or 24, size.columns or 80
 
 
 class _Session:

@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
 from forkyard.errors import (
     CommandNotFound,
@@ -30,7 +31,7 @@ from forkyard.errors import (
     InvalidPath,
     InvalidRequest,
 )
-from forkyard.guest.base import ExecSpec, Exit, Identity, Lost, Output, Stream
+from forkyard.guest.base import ExecSpec, Exit, Guest, Identity, Lost, Output, Stream
 from forkyard.models import ExecInfo, FileInfo, WatchEvent
 
 _HOMES = {"root": "/root", "user": "/home/user"}
@@ -494,3 +495,7 @@ async def _pieces(data: bytes) -> AsyncIterator[bytes]:
 async def _events(watch: _Watch) -> AsyncIterator[WatchEvent]:
     while True:
         yield await watch.events.get()
+
+
+if TYPE_CHECKING:
+    _is_a_guest: type[Guest] = FakeGuest

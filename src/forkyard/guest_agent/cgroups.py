@@ -60,12 +60,15 @@ class Cgroups:
     def __init__(self, parent: str) -> None:
         self._parent = parent
         self._pids_max = ""
+        self._orphans: list[Cgroup] = []  # of an agent before this one; what runs in them goes on
         self.usable = self._set_up()
 
     def _set_up(self) -> bool:
         try:
             os.makedirs(self._parent, exist_ok=True)
             os.stat(f"{self._parent}/cgroup.procs")
+            with os.scandir(self._parent) as entries:
+                self._orphans = [Cgroup(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
         except OSError as error:
             log(f"no cgroups, execs are killed by process group: {error}")
             return False
@@ -80,6 +83,7 @@ class Cgroups:
     def create(self, name: str) -> Cgroup | None:
         if not self.usable:
             return None
+        self._orphans = [orphan for orphan in self._orphans if not orphan.remove()]
         path = f"{self._parent}/{name}"
         os.mkdir(path)
         if self._pids_max:

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 KEEP_BYTES = 1 << 20
 _KEEP_WHEN_SHORT_BYTES = 128 << 10
 _READ_BYTES = 256 << 10
-#: Reads of one pipe are at least this far apart. The agent is woken by the first bytes a program writes; reading those at
-#: once, each time, would turn a flood into a million tiny frames.
+#: Reads are at least this far apart. The agent is woken by the first bytes a program writes; reading those at once,
+#: each time, would turn a flood into a million tiny frames.
 _READ_PAUSE_S = 0.003
 _DRAIN_READS = 32  # more than a pipe holds: what comes after that was written by somebody else
 #: How long the end waits for output when something the process left behind still holds its pipe.
@@ -269,7 +269,7 @@ class Exec:
         self._drain()
 
     def _drain(self) -> None:
-        """All that the first process wrote is in the pipes by now: read it, and do not wait long for those left behind."""
+        """All that the first process wrote is in the pipes by now: read it, and hardly wait for those left behind."""
         for fd in list(self._sources):
             for _ in range(_DRAIN_READS):
                 if fd not in self._sources or self._must_hold_back() or not self._read(fd):
@@ -414,7 +414,7 @@ class Execs:
                 gone.cgroup.remove()
 
     def _clean_up(self) -> None:
-        """Forget the oldest ended execs that are too many, too old or too large. One with processes left stays known."""
+        """Forget the oldest ended execs that are too many, old or large. One with processes left stays known."""
         ended = [item for item in self._all.values() if not item.running and not item.attachments]
         surplus = len(ended) - _KEEP_ENDED
         too_old = time.monotonic() - _KEEP_ENDED_S

@@ -94,7 +94,7 @@ def _read(path: str) -> str:
 
 
 def _replace(path: str, text: str) -> None:
-    """In place, and without truncating first: ext4 would write a file cut to nothing out to the disk as it is closed."""
+    """In place, without truncating first: ext4 would write a file cut to nothing out to disk as it is closed."""
     data = text.encode("utf-8", "surrogateescape")
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)

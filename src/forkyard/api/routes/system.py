@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
-import forkyard
 from forkyard.api.answers import answer
 from forkyard.api.inputs import BoundedRoute, Control
 from forkyard.models import Check, Health, Shutdown
@@ -15,13 +14,13 @@ router = APIRouter(tags=["system"], route_class=BoundedRoute)
 
 
 @router.get("/health", response_model=Health, summary="Is the daemon up?", openapi_extra={"security": []})
-async def health(control: Control) -> Response:
+async def health(request: Request, control: Control) -> Response:
     """Needs no API key."""
     ready = control.ready.is_set()
     return answer(
         Health(
             status="ok" if ready else "starting",
-            version=forkyard.__version__,
+            version=request.app.version,
             accel=control.host.accel,
             sandboxes_running=await control.sandboxes.count_running(),
             pid=os.getpid(),
