@@ -34,12 +34,18 @@ with Forkyard() as fy:
     step("which machine is this?", lambda: sbx.exec("hostname; uname -sr; . /etc/os-release; echo $PRETTY_NAME"), out)
     step("run Python", lambda: sbx.exec(["python3", "-c", "print(sum(range(10**6)))"]), out)
     step("run Node", lambda: sbx.exec("node -p 'process.version'"), out)
-    step("write a file", lambda: sbx.files.write("/root/hello.py", "print('hello from', __file__)\n"), lambda _: "/root/hello.py")
+    step(
+        "write a file",
+        lambda: sbx.files.write("/root/hello.py", "print('hello from', __file__)\n"),
+        lambda _: "/root/hello.py",
+    )
     step("run it", lambda: sbx.exec("python3 hello.py"), out)
     step("upload 32 MB", lambda: sbx.files.write("/root/blob", bytes(32_000_000)), lambda _: "/root/blob")
     step("checksum it inside", lambda: sbx.exec("sha256sum blob | cut -c1-16"), out)
     step("a failing command is data", lambda: sbx.exec("ls /nowhere"), lambda r: f"exit {r.exit_code}: {r.stderr}")
-    server = step("start a background process", lambda: sbx.spawn("while sleep 0.2; do date +%s.%N; done"), lambda p: p.id)
+    server = step(
+        "start a background process", lambda: sbx.spawn("while sleep 0.2; do date +%s.%N; done"), lambda p: p.id
+    )
     with ThreadPoolExecutor(4) as pool:
         others = step(
             "create four more at once",
@@ -51,8 +57,14 @@ with Forkyard() as fy:
             lambda: list(pool.map(lambda s: s.exec("head -c4 /dev/urandom | od -An -tx4").stdout.strip(), others)),
             " ".join,
         )
-    step("the background process still runs", lambda: server.info(), lambda i: f"running={i.running}, {i.stdout_bytes} bytes")
+    step(
+        "the background process still runs",
+        lambda: server.info(),
+        lambda i: f"running={i.running}, {i.stdout_bytes} bytes",
+    )
     step("delete all five", lambda: [s.delete() for s in [sbx, *others]], lambda _: "gone")
 
 console.print(table)
-console.print("The daemon goes on in the background: try [b].venv/bin/forkyard create[/b], or stop it with [b]forkyard down[/b].")
+console.print(
+    "The daemon goes on in the background: try [b].venv/bin/forkyard create[/b], or stop it with [b]forkyard down[/b]."
+)

@@ -1,8 +1,8 @@
 """The one exception tree.
 
-Owns: every error that leaves a Forkyard module, its stable `code`, its HTTP `status`, and whether trying again can help.
-Never does: I/O, formatting for a particular edge. `api/` turns an error into `application/problem+json`; the SDK rebuilds
-the same class from the `code`.
+Owns: every error that leaves a Forkyard module, its stable `code`, its HTTP `status`, and whether trying again can
+help. Never does: I/O, formatting for a particular edge. `api/` turns an error into `application/problem+json`; the SDK
+rebuilds the same class from the `code`.
 
     ForkyardError
     ├── InvalidRequest            the caller asked for something impossible

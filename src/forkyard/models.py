@@ -1,8 +1,8 @@
 """Wire types shared by the API and the SDK.
 
-Owns: the shape of every JSON body under `/api/v1`. Never does: I/O, decisions. Unknown fields in a request are refused,
-so that a typo is an error and not a default; unknown fields in an answer are ignored, so that an older SDK can talk to a
-newer daemon.
+Owns: the shape of every JSON body under `/api/v1`. Never does: I/O, decisions. Unknown fields in a request are
+refused, so that a typo is an error and not a default; unknown fields in an answer are ignored, so that an older SDK
+can talk to a newer daemon.
 """
 
 from __future__ import annotations

@@ -21,15 +21,13 @@ class Settings(BaseSettings):
     cache_dir_override: Path | None = Field(
         None,
         alias="FORKYARD_CACHE_DIR",
-        description="Images and templates; can be rebuilt, may be shared by daemons. Default: `cache` in the state directory.",
+        description="Images and templates; rebuilt when missing, may be shared. Default: `cache` in the state dir.",
     )
-    run_dir: Path = Field(
-        Path("/run/forkyard"), description="What lives as long as the host is up: sockets, journals of running VMs."
-    )
+    run_dir: Path = Field(Path("/run/forkyard"), description="What lives as long as the daemon: its socket.")
     ram_dir_override: Path | None = Field(
         None,
         alias="FORKYARD_RAM_DIR",
-        description="RAM files of templates; must be on tmpfs. Default: a directory in /dev/shm named after the state directory.",
+        description="RAM of templates; must be on tmpfs. Default: a directory in /dev/shm named after the state dir.",
     )
     listen_host: str = Field("127.0.0.1", description="Address the API listens on.")
     listen_port: int = Field(7070, ge=0, le=65535, description="Port the API listens on; 0 picks a free one.")

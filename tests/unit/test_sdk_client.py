@@ -65,7 +65,7 @@ EXIT = {"type": "exit", "exit_code": 0, "signal": None, "timed_out": False, "dur
 class Daemon:
     """Answers by route, in order; the last answer is repeated. An exception is raised as the transport would."""
 
-    def __init__(self, **routes: Any) -> None:
+    def __init__(self) -> None:
         self.requests: list[httpx.Request] = []
         self._routes: dict[str, list[Any]] = {f"GET /sandboxes/{ID}": [INFO]}
 

@@ -1,7 +1,7 @@
 """Real VMs for tests: one daemon for the session, one leak check after every test.
 
 The daemon runs as a user would run it, in a process of its own with its own state directory; images and templates come
-from the machine's cache. After each test nothing of its sandboxes may be left: no record, process, cgroup, namespace or file.
+from the machine's cache. After each test nothing of its sandboxes may be left: no record, process, cgroup or file.
 """
 
 from __future__ import annotations
@@ -58,7 +58,11 @@ class Daemon:
     def start(self) -> None:
         with (self.root / "test-daemon.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "forkyard.daemon"], env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [sys.executable, "-m", "forkyard.daemon"],
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
         deadline = time.monotonic() + 60
         with self.client() as fy:
@@ -124,7 +128,12 @@ def belongings(daemon: Daemon, *, templates: bool = False) -> set[str]:
             found.add(f"process {process.name}")
     scope = daemon.settings.scope
     for base in Path("/sys/fs/cgroup").glob("*"):
-        found |= {f"cgroup {path}" for path in [base, *base.glob("*")] if path.name == f"forkyard-{scope}" for path in path.glob("*/")}
+        found |= {
+            f"cgroup {path}"
+            for path in [base, *base.glob("*")]
+            if path.name == f"forkyard-{scope}"
+            for path in path.glob("*/")
+        }
     if daemon.settings.ram_dir.exists():
         files = {path.name for path in daemon.settings.ram_dir.iterdir()}
         found |= {f"ram {name}" for name in files if templates or not name.endswith(".ram")}

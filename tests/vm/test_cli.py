@@ -34,7 +34,9 @@ def test_a_session_from_create_to_rm(daemon: Daemon, fy: Forkyard, tmp_path: Pat
     assert (tmp_path / "down").read_text() == "content"
 
     assert "sshd" in daemon.cli("logs", sandbox).stdout
-    kinds = [json.loads(line)["kind"] for line in daemon.cli("events", "--sandbox", sandbox, "--json").stdout.splitlines()]
+    kinds = [
+        json.loads(line)["kind"] for line in daemon.cli("events", "--sandbox", sandbox, "--json").stdout.splitlines()
+    ]
     assert "sandbox.running" in kinds or "sandbox.running" in str(kinds)
     assert daemon.cli("rm", sandbox).returncode == 0
     assert sandbox not in daemon.cli("ls").stdout

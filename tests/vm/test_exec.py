@@ -66,7 +66,11 @@ def test_a_process_killed_by_a_signal_says_so(sbx: Sandbox) -> None:
 
 
 def test_unknown_programs_users_and_directories_are_typed_errors(sbx: Sandbox) -> None:
-    for kwargs in ({"command": ["no-such-program"]}, {"command": "true", "user": "nobody2"}, {"command": "true", "cwd": "/no"}):
+    for kwargs in (
+        {"command": ["no-such-program"]},
+        {"command": "true", "user": "nobody2"},
+        {"command": "true", "cwd": "/no"},
+    ):
         with pytest.raises(CommandNotFound):
             sbx.exec(**kwargs)
     assert sbx.exec("no-such-program").exit_code == 127

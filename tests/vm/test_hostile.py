@@ -37,7 +37,9 @@ def begin(daemon: Daemon, method: str, path: str, **headers: str) -> UnixConnect
 
 def test_a_client_that_leaves_in_the_middle_of_an_exec(daemon: Daemon, sbx: Sandbox) -> None:
     body = json.dumps({"command": "yes | head -c 200000000; echo done > /root/done; sleep 600"}).encode()
-    connection = begin(daemon, "POST", f"/sandboxes/{sbx.id}/exec", Content_Type="application/json", Content_Length=str(len(body)))
+    connection = begin(
+        daemon, "POST", f"/sandboxes/{sbx.id}/exec", Content_Type="application/json", Content_Length=str(len(body))
+    )
     connection.send(body)
     assert b"started" in connection.getresponse().readline()
     connection.vanish()
@@ -71,7 +73,10 @@ def test_a_client_that_leaves_in_the_middle_of_a_create(daemon: Daemon, fy: Fork
 
 def test_garbage_on_the_agent_port_harms_only_its_own_sandbox(fy: Forkyard) -> None:
     with fy.sandboxes.create() as bad, fy.sandboxes.create() as good:
-        process = bad.spawn("systemctl stop forkyard-agent; while :; do head -c 100000 /dev/urandom; done > /dev/virtio-ports/forkyard.agent")
+        process = bad.spawn(
+            "systemctl stop forkyard-agent;"
+            "while :; do head -c 100000 /dev/urandom; done > /dev/virtio-ports/forkyard.agent"
+        )
         results = []
 
         def poke() -> None:

@@ -1,9 +1,12 @@
 """VMs outlive the daemon."""
 
+import contextlib
 import threading
 import time
 
 import pytest
+
+from forkyard.errors import ForkyardError
 
 from .conftest import Daemon, belongings
 
@@ -41,8 +44,7 @@ def test_an_exec_that_streams_goes_on_over_a_kill_without_loss(own_daemon: Daemo
         got: list[bytes] = []
 
         def follow() -> None:
-            for chunk in sbx.exec_stream("for i in $(seq 1 60); do echo line $i; sleep 0.1; done"):
-                got.append(chunk.data)
+            got.extend(c.data for c in sbx.exec_stream("for i in $(seq 1 60); do echo line $i; sleep 0.1; done"))
 
         reader = threading.Thread(target=follow)
         reader.start()
@@ -67,20 +69,25 @@ def test_a_normal_stop_leaves_machines_running(own_daemon: Daemon) -> None:
         sbx.delete()
 
 
-@pytest.mark.parametrize("delay_ms", [5, 20, 40, 60, 80, 110, 150, 200])
-def test_a_daemon_killed_in_the_middle_of_a_create_leaves_nothing_half_made(own_daemon: Daemon, delay_ms: int) -> None:
+def test_a_daemon_killed_in_the_middle_of_a_create_leaves_nothing_half_made(own_daemon: Daemon) -> None:
     with own_daemon.client() as fy:
         fy.sandboxes.create().delete()  # the template is loaded
-        thread = threading.Thread(target=lambda: pytest.raises(Exception, fy.sandboxes.create), daemon=True)
-        thread.start()
-        time.sleep(delay_ms / 1000)
-        own_daemon.kill()
-        own_daemon.start()
-    with own_daemon.client() as fy:
-        known = {s.id for s in fy.sandboxes.list()}
-        running = {item.split("/")[-1].rsplit("-", 1)[0] for item in belongings(own_daemon) if item.startswith("directory")}
-        assert running <= known, "a machine that no sandbox knows"
-        for sandbox in fy.sandboxes.list():
-            assert sandbox.info.state == "running"
-            assert sandbox.exec("echo ok").stdout == "ok\n"
-            sandbox.delete()
+
+        def attempt() -> None:
+            with contextlib.suppress(ForkyardError):  # whether it is made or fails is a matter of milliseconds
+                fy.sandboxes.create()
+
+        for delay_ms in (5, 20, 40, 60, 80, 110, 150, 200):
+            thread = threading.Thread(target=attempt, daemon=True)
+            thread.start()
+            time.sleep(delay_ms / 1000)
+            own_daemon.kill()
+            own_daemon.start()
+            thread.join(60)
+            known = {s.id for s in fy.sandboxes.list()}
+            directories = (item for item in belongings(own_daemon) if item.startswith("directory"))
+            assert {d.split("/")[-1].rsplit("-", 1)[0] for d in directories} <= known, "a machine that no sandbox knows"
+            for sandbox in fy.sandboxes.list():
+                assert sandbox.info.state == "running"
+                assert sandbox.exec("echo ok").stdout == "ok\n"
+                sandbox.delete()

@@ -9,7 +9,9 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.parametrize(
-    ("vcpus", "memory_mib", "disk_gib"), [(1, 128, 4), (2, 1024, 10), (8, 16384, 8)], ids=["smallest", "usual", "largest"]
+    ("vcpus", "memory_mib", "disk_gib"),
+    [(1, 128, 4), (2, 1024, 10), (8, 16384, 8)],
+    ids=["smallest", "usual", "largest"],
 )
 def test_a_machine_has_the_shape_that_was_asked_for(fy: Forkyard, vcpus: int, memory_mib: int, disk_gib: int) -> None:
     with fy.sandboxes.create(vcpus=vcpus, memory_mib=memory_mib, disk_gib=disk_gib, timeout_s=600) as sbx:

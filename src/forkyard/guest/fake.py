@@ -335,9 +335,9 @@ class FakeGuest:
         return [other for other in sorted(self._nodes) if other.startswith(prefix) and other != path]
 
     def _put(self, path: str, node: _Node) -> None:
-        kind = "modified" if path in self._nodes else "created"
+        event = WatchEvent(type="modified" if path in self._nodes else "created", path=path)
         self._nodes[path] = node
-        self._tell(WatchEvent(type="modified" if kind == "modified" else "created", path=path))
+        self._tell(event)
 
     def _tell(self, event: WatchEvent) -> None:
         for watch in self._watches:
@@ -470,19 +470,17 @@ class FakeGuest:
 
     async def upload_tar(self, path: str, chunks: AsyncIterable[bytes], *, user: str | None = None) -> None:
         full = self._path(path, user)
-        data = b"".join([bytes(chunk) async for chunk in chunks])
+        data = io.BytesIO(b"".join([bytes(chunk) async for chunk in chunks]))
         try:
-            with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+            with tarfile.open(fileobj=data) as archive:
                 for member in archive:
                     if ".." in member.name.split("/"):
                         raise InvalidRequest(f"{member.name}: member name contains '..'")
                     target = self._path(f"{full}/{member.name.lstrip('/')}")
                     content = archive.extractfile(member)
                     self._make_parents(target, user or "root")
-                    self._put(
-                        target,
-                        _Node(member.isdir(), content.read() if content else b"", member.mode, user or "root"),
-                    )
+                    body = content.read() if content else b""
+                    self._put(target, _Node(member.isdir(), body, member.mode, user or "root"))
         except tarfile.TarError as error:
             raise InvalidRequest(f"This is not a tar archive: {error}.") from error
 

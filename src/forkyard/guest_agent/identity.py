@@ -12,7 +12,7 @@ import struct
 import time
 
 from .failures import Failure
-from .loop import Loop, log
+from .loop import Loop, Timer, log
 from .programs import Program
 
 _RNDADDENTROPY = 0x40085203
@@ -27,6 +27,8 @@ class Identity:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self.env: dict[str, str] = {}
+        self._host_keys_timer: Timer | None = None
+        self._host_keys_running = False
 
     def adopt(self, hostname: str, entropy: bytes, time_ns: int, env: dict[str, str]) -> None:
         if not _HOSTNAME.match(hostname):
@@ -39,10 +41,18 @@ class Identity:
             raise Failure("guest_failure", f"identity: {error}") from None
         self.env = env
         self._loop.soon(lambda: _write_files(hostname))
-        self._loop.later(_HOST_KEYS_DELAY_S, self._renew_host_keys)
+        self._renew_host_keys_later()
+
+    def _renew_host_keys_later(self) -> None:
+        if self._host_keys_timer is not None:
+            self._host_keys_timer.cancel()
+        self._host_keys_timer = self._loop.later(_HOST_KEYS_DELAY_S, self._renew_host_keys)
 
     def _renew_host_keys(self) -> None:
         """A key pair that other sandboxes have too identifies nobody."""
+        if self._host_keys_running:
+            self._renew_host_keys_later()
+            return
         present = [kind for kind in _KEY_TYPES if os.path.exists(f"/etc/ssh/ssh_host_{kind}_key")]
         if not present:
             return
@@ -54,9 +64,11 @@ class Identity:
         # sshd starts itself anew on SIGHUP, with the new keys; connections that are open stay.
         commands.append("test ! -s /run/sshd.pid || kill -HUP $(cat /run/sshd.pid)")
         script = "\n".join(["set -e", *commands])
+        self._host_keys_running = True
         Program(self._loop, ["chrt", "--idle", "0", "sh", "-c", script], self._host_keys_done)
 
     def _host_keys_done(self, status: int, stderr: str) -> None:
+        self._host_keys_running = False
         if status != 0:
             log(f"ssh host keys: {stderr.strip() or status}")
 

@@ -68,8 +68,8 @@ class Host(Protocol):
         ...
 
     async def create(self, incarnation: Incarnation, spec: CreateSpec) -> Created:
-        """Restore a machine from the template of this shape (built first if need be); returns when its agent has answered.
-        On any failure nothing is left."""
+        """Restore a machine from the template of this shape (built first if need be); returns when its agent has
+        answered. On any failure nothing is left."""
         ...
 
     async def destroy(self, incarnation: Incarnation) -> None:

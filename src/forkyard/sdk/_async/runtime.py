@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import ParamSpec, TypeAlias, TypeVar
@@ -39,8 +38,9 @@ class Job:
     async def finish(self) -> None:
         """End it."""
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await self._task
+        await asyncio.wait([self._task])
+        if not self._task.cancelled():
+            self._task.exception()  # looked at, so that asyncio does not complain; its owner keeps what matters
 
 
 async def body(chunks: AsyncIterable[bytes] | Iterable[bytes]) -> AsyncIterator[bytes]:
