@@ -12,6 +12,7 @@ rebuilds the same class from the `code`.
     ├── Forbidden
     ├── NotFound
     │   ├── SandboxNotFound
+    │   ├── SnapshotNotFound
     │   ├── ExecNotFound
     │   └── FileMissing
     ├── Conflict
@@ -24,11 +25,14 @@ rebuilds the same class from the `code`.
     │   ├── GuestDiskFull
     │   ├── CommandNotFound
     │   └── GuestUnreachable      the agent does not answer
-    ├── NoCapacity
+    ├── NoCapacity                no room now; `retry_after_s` says when to ask again
+    │   └── QuotaExceeded
     ├── OperationTimeout
     ├── HostFailure               this machine could not do its part
     │   ├── ImageBuildFailed
     │   ├── TemplateBuildFailed
+    │   ├── SnapshotFailed        it could not be written; the sandbox goes on
+    │   ├── SnapshotCorrupt       it is not what was written; the disk can still be booted
     │   ├── VmStartFailed
     │   └── VmCrashed
     ├── DaemonUnreachable         raised by clients only
@@ -110,6 +114,12 @@ class SandboxNotFound(NotFound):
     """There is no sandbox with this id."""
 
     code = "sandbox_not_found"
+
+
+class SnapshotNotFound(NotFound):
+    """There is no snapshot with this id or name."""
+
+    code = "snapshot_not_found"
 
 
 class ExecNotFound(NotFound):
@@ -199,6 +209,13 @@ class NoCapacity(ForkyardError):
     retryable = True
 
 
+class QuotaExceeded(NoCapacity):
+    """This API key has used up its quota."""
+
+    code = "quota_exceeded"
+    status = 429
+
+
 class OperationTimeout(ForkyardError):
     """The operation did not finish in time."""
 
@@ -224,6 +241,18 @@ class TemplateBuildFailed(HostFailure):
     """The template could not be built."""
 
     code = "template_build_failed"
+
+
+class SnapshotFailed(HostFailure):
+    """The snapshot could not be written. The sandbox goes on as before."""
+
+    code = "snapshot_failed"
+
+
+class SnapshotCorrupt(HostFailure):
+    """The saved memory is damaged. Boot from the disk instead: resume(memory=False)."""
+
+    code = "snapshot_corrupt"
 
 
 class VmStartFailed(HostFailure):

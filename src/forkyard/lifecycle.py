@@ -12,6 +12,12 @@ from enum import StrEnum
 class State(StrEnum):
     CREATING = "creating"
     RUNNING = "running"
+    PAUSING = "pausing"
+    PAUSED = "paused"
+    RESUMING = "resuming"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    STARTING = "starting"
     DELETING = "deleting"
     DELETED = "deleted"
     FAILED = "failed"
@@ -19,9 +25,22 @@ class State(StrEnum):
 
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.CREATING: frozenset({State.RUNNING, State.DELETING, State.FAILED}),
-    State.RUNNING: frozenset({State.DELETING, State.FAILED}),
+    State.RUNNING: frozenset(
+        {State.PAUSING, State.STOPPING, State.RESUMING, State.DELETING, State.FAILED, State.STOPPED}
+    ),
+    # A pause that fails leaves the sandbox running: nothing is lost.
+    State.PAUSING: frozenset({State.PAUSED, State.RUNNING, State.DELETING, State.FAILED, State.STOPPED}),
+    State.PAUSED: frozenset(
+        {State.RESUMING, State.STARTING, State.STOPPING, State.STOPPED, State.DELETING, State.FAILED}
+    ),
+    # A resume that fails leaves it paused: its snapshot and its disk are still there.
+    State.RESUMING: frozenset({State.RUNNING, State.PAUSED, State.STOPPED, State.DELETING, State.FAILED}),
+    State.STOPPING: frozenset({State.STOPPED, State.RUNNING, State.DELETING, State.FAILED}),
+    State.STOPPED: frozenset({State.STARTING, State.RESUMING, State.DELETING}),
+    State.STARTING: frozenset({State.RUNNING, State.STOPPED, State.DELETING, State.FAILED}),
+    # The disk of a failed sandbox is kept until it is deleted, so it may be started again.
+    State.FAILED: frozenset({State.STARTING, State.RESUMING, State.DELETING}),
     State.DELETING: frozenset({State.DELETED}),
-    State.FAILED: frozenset({State.DELETING}),
     State.DELETED: frozenset(),
 }
 
@@ -34,10 +53,25 @@ class Cause(StrEnum):
 
     REQUESTED = "requested"
     READY = "ready"
+    FORKED = "forked"
+    PAUSED_BY_USER = "paused_by_user"
+    IDLE = "idle"
+    RESUMED_BY_USER = "resumed_by_user"
+    WOKEN = "woken"
+    STOPPED_BY_USER = "stopped_by_user"
+    STARTED_BY_USER = "started_by_user"
+    ROLLED_BACK = "rolled_back"
+    PAUSE_FAILED = "pause_failed"
+    RESUME_FAILED = "resume_failed"
+    START_FAILED = "start_failed"
     DELETED_BY_USER = "deleted_by_user"
+    TTL = "ttl"
+    EVICTED = "evicted"
+    EPHEMERAL = "ephemeral"
     CREATE_FAILED = "create_failed"
     VM_CRASHED = "vm_crashed"
     GUEST_PANIC = "guest_panic"
+    GUEST_OUT_OF_MEMORY = "guest_out_of_memory"
     GUEST_SHUTDOWN = "guest_shutdown"
     DAEMON_RESTARTED = "daemon_restarted"
     HOST_RESTARTED = "host_restarted"

@@ -15,7 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from forkyard.lifecycle import Cause, State
 
 #: Lower case letters and digits only: an id is also a host name and a label in preview URLs.
-SandboxId = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9]{15}$")]
+SandboxId = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9]{19}$")]
+SnapshotId = Annotated[str, StringConstraints(pattern=r"^sc-[a-z0-9]{20}$")]
+Persistence = Literal["ephemeral", "sticky", "persistent"]
 LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_./-]{1,64}$")]
 LabelValue = Annotated[str, StringConstraints(max_length=256)]
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
@@ -49,9 +51,55 @@ class SandboxCreate(_Request):
     disk_gib: int = Field(8, ge=4, le=1024)
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=64)
     env: dict[EnvName, str] = Field(default_factory=dict, max_length=256, description="For every exec in this sandbox.")
+    snapshot: str | None = Field(None, description="Id or name of a snapshot to start from; its shape is taken.")
+    idle_timeout_s: float | None = Field(300.0, gt=0, description="Paused when idle for this long; null = never.")
+    ttl_s: float | None = Field(None, gt=0, description="Deleted this long after its creation.")
+    persistence: Persistence = Field(
+        "sticky",
+        description="`ephemeral`: deleted when it pauses or stops. `sticky`: may be evicted when the disk budget is "
+        "reached. `persistent`: never evicted.",
+    )
+    priority: int = Field(5, ge=0, le=10, description="Of sticky sandboxes the lowest are evicted first.")
+    checkpoint_every_s: float | None = Field(None, ge=1, description="Take a snapshot this often, automatically.")
+    checkpoints_kept: int = Field(5, ge=1, le=100, description="How many automatic snapshots are kept.")
 
     def shape(self) -> Shape:
         return Shape(vcpus=self.vcpus, memory_mib=self.memory_mib, disk_gib=self.disk_gib)
+
+
+class SandboxUpdate(_Request):
+    """What can be changed of a living sandbox. Absent fields stay as they are."""
+
+    name: str | None = Field(None, max_length=128)
+    labels: dict[LabelKey, LabelValue] | None = Field(None, max_length=64)
+    idle_timeout_s: float | None = Field(None, gt=0, description="Null = never, if given.")
+    ttl_s: float | None = Field(None, gt=0)
+    persistence: Persistence | None = None
+    priority: int | None = Field(None, ge=0, le=10)
+    checkpoint_every_s: float | None = Field(None, ge=1)
+    checkpoints_kept: int | None = Field(None, ge=1, le=100)
+
+
+class SandboxResume(_Request):
+    memory: bool = Field(True, description="False boots from the disk alone; what was in memory is dropped.")
+
+
+class SandboxResize(_Request):
+    """Of a stopped or paused sandbox. vCPUs and memory take effect by a boot from disk; a disk only grows."""
+
+    vcpus: int | None = Field(None, ge=1, le=8)
+    memory_mib: int | None = Field(None, ge=128, le=16384)
+    disk_gib: int | None = Field(None, ge=4, le=1024)
+
+
+class SandboxFork(_Request):
+    count: int = Field(1, ge=1, le=100)
+    name: str | None = Field(None, max_length=128)
+    labels: dict[LabelKey, LabelValue] | None = Field(None, description="Default: the parent's.")
+
+
+class SandboxRollback(_Request):
+    snapshot: str = Field(description="Id or name of a snapshot of this sandbox.")
 
 
 class Milestone(_Answer):
@@ -71,9 +119,47 @@ class SandboxInfo(_Answer):
     shape: Shape
     labels: dict[str, str] = Field(default_factory=dict)
     template: str | None = None
+    parent_id: str | None = Field(None, description="The sandbox it was forked from.")
+    snapshot_id: str | None = Field(None, description="The snapshot it was created from or rolled back to.")
+    persistence: Persistence = "sticky"
+    priority: int = 5
+    idle_timeout_s: float | None = None
+    checkpoint_every_s: float | None = None
+    expires_at: datetime | None = Field(None, description="When its ttl deletes it.")
+    last_active_at: datetime | None = None
     created_at: datetime
     updated_at: datetime
     ended_at: datetime | None = None
+
+
+class ForkChild(_Answer):
+    """One child of a fork: a running sandbox, or why there is none."""
+
+    sandbox: SandboxInfo | None = None
+    problem: dict[str, Any] | None = None
+
+
+class ForkResult(_Answer):
+    parent_id: str
+    paused_ms: float = Field(description="How long the parent stood still; 0 if it was paused anyway.")
+    children: list[ForkChild]
+
+
+class SnapshotCreate(_Request):
+    name: str | None = Field(None, min_length=1, max_length=128, description="Unique among the snapshots of a daemon.")
+
+
+class SnapshotInfo(_Answer):
+    """RAM, device state and disk of a sandbox at one instant."""
+
+    id: str
+    name: str | None = None
+    sandbox_id: str
+    automatic: bool = Field(False, description="A checkpoint, taken by `checkpoint_every_s`.")
+    shape: Shape
+    size_bytes: int
+    paused_ms: float = 0.0
+    created_at: datetime
 
 
 class SandboxLogs(_Answer):

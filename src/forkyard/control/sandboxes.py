@@ -54,8 +54,8 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def new_id() -> str:
-    """Unguessable, and a legal host name: a letter, then 15 letters and digits (82 bits)."""
-    return secrets.choice(string.ascii_lowercase) + "".join(secrets.choice(_ALPHABET) for _ in range(15))
+    """Unguessable, and a legal host name: a letter, then 19 letters and digits (102 bits)."""
+    return secrets.choice(string.ascii_lowercase) + "".join(secrets.choice(_ALPHABET) for _ in range(19))
 
 
 class Sandboxes:

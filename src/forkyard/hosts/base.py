@@ -5,10 +5,11 @@ Names are always (sandbox, incarnation), so that a late command can never touch 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from forkyard.errors import ForkyardError
 from forkyard.guest.base import Guest
 from forkyard.models import Check, Milestone, SandboxLogs, Shape
 from forkyard.vmm.base import VmExit, VmUsage
@@ -43,7 +44,9 @@ class Ended:
 class Recovered:
     """What a host found of an earlier daemon's machines when it started."""
 
-    adopted: frozenset[Incarnation]
+    adopted: frozenset[Incarnation]  # running
+    paused: frozenset[Incarnation]  # resumable: memory is kept by a stopped VM, or whole on disk
+    stopped: frozenset[Incarnation]  # only the disk is left: can be booted
     #: Journalled, but no longer running. They are kept until `destroy` so that logs can be read.
     dead: frozenset[Incarnation]
     rebooted: bool  # the host itself was restarted since
@@ -53,6 +56,27 @@ class Recovered:
 class CreateSpec:
     shape: Shape
     env: Mapping[str, str] = field(default_factory=dict)
+    snapshot_id: str | None = None  # start from this instead of the template of the shape
+
+
+@dataclass(frozen=True)
+class Forked:
+    """What became of a fork; `children` in the order they were asked for."""
+
+    paused_ms: float
+    children: list[Created | ForkyardError]
+
+
+@dataclass(frozen=True)
+class SnapshotMade:
+    size_bytes: int
+    paused_ms: float
+
+
+@dataclass(frozen=True)
+class Capacity:
+    memory_mib: int
+    disk_free_bytes: int
 
 
 class Host(Protocol):
@@ -73,7 +97,55 @@ class Host(Protocol):
         ...
 
     async def destroy(self, incarnation: Incarnation) -> None:
-        """End a machine and remove all it owns. Idempotent."""
+        """End a machine and remove all it owns, its disk and its memory on disk included. Idempotent."""
+        ...
+
+    async def fork(self, source: Incarnation, children: Sequence[Incarnation], env: Mapping[str, str]) -> Forked:
+        """Running copies of `source`, which runs or is paused. One child that fails does not spoil the others."""
+        ...
+
+    async def pause(self, incarnation: Incarnation) -> None:
+        """Stop the CPUs and keep the memory: a resume takes milliseconds. If it fails the machine runs on."""
+        ...
+
+    async def cool(self, incarnation: Incarnation) -> None:
+        """Move the memory of a paused machine to disk and end its process; it then costs nothing and survives a
+        reboot of the host. If it fails (disk full, say) the machine stays paused as it was. Idempotent."""
+        ...
+
+    async def resume(self, incarnation: Incarnation, successor: Incarnation) -> Incarnation:
+        """Let a paused machine go on. Returns which it is now: itself, or `successor` if its process had ended.
+        `SnapshotCorrupt` if what is on disk is not what was written; the disk can still be booted."""
+        ...
+
+    async def power_off(self, incarnation: Incarnation) -> None:
+        """Shut a running or paused machine down; only its disk remains."""
+        ...
+
+    async def boot(self, incarnation: Incarnation, successor: Incarnation, spec: CreateSpec) -> Created:
+        """A machine `successor` that boots from the disk of `incarnation`, in any shape with a disk at least as large.
+        Memory kept for `incarnation` is dropped once it runs."""
+        ...
+
+    async def snapshot(self, incarnation: Incarnation, snapshot_id: str) -> SnapshotMade:
+        """Save a machine that runs or is paused; it goes on. Durable when this returns."""
+        ...
+
+    async def rollback(self, incarnation: Incarnation, successor: Incarnation, spec: CreateSpec) -> Created:
+        """Replace a machine, in whatever state, by one restored from `spec.snapshot_id`. If that fails, nothing
+        has changed."""
+        ...
+
+    async def delete_snapshot(self, snapshot_id: str) -> None:
+        """Machines that were started from it are not affected. Idempotent."""
+        ...
+
+    async def stored_bytes(self, incarnation: Incarnation) -> int:
+        """What it occupies on disk: its own blocks, and its memory if that is there."""
+        ...
+
+    def capacity(self) -> Capacity:
+        """What this host has, for admission."""
         ...
 
     def guest(self, incarnation: Incarnation) -> Guest:
