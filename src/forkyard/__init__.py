@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any
 _MODULES = {
     "forkyard.sdk._sync.client": ("Forkyard",),
     "forkyard.sdk._sync.sandbox": ("Sandbox",),
+    "forkyard.sdk._sync.snapshots": ("Snapshot",),
     "forkyard.sdk._sync.process": ("Process",),
     "forkyard.sdk._sync.execution": ("ExecStream",),
     "forkyard.sdk._sync.files": ("Files", "Watch"),
     "forkyard.sdk._sync.terminal": ("Terminal",),
     "forkyard.sdk._async.client": ("AsyncForkyard",),
     "forkyard.sdk._async.sandbox": ("AsyncSandbox",),
+    "forkyard.sdk._async.snapshots": ("AsyncSnapshot",),
     "forkyard.sdk._async.process": ("AsyncProcess",),
     "forkyard.sdk._async.execution": ("AsyncExecStream",),
     "forkyard.sdk._async.files": ("AsyncFiles", "AsyncWatch"),
     "forkyard.sdk._async.terminal": ("AsyncTerminal",),
-    "forkyard.sdk.results": ("CommandFailed", "ExecResult", "OutputChunk"),
+    "forkyard.sdk.results": ("CommandFailed", "ExecResult", "ForkOutcome", "OutputChunk"),
     "forkyard.lifecycle": ("Cause", "State"),
     "forkyard.models": (
         "Check",
@@ -37,6 +39,7 @@ _MODULES = {
         "SandboxLogs",
         "SandboxUsage",
         "Shape",
+        "SnapshotInfo",
         "WatchEvent",
     ),
     "forkyard.errors": (
@@ -62,8 +65,12 @@ _MODULES = {
         "NoCapacity",
         "NotFound",
         "OperationTimeout",
+        "QuotaExceeded",
         "SandboxEnded",
         "SandboxNotFound",
+        "SnapshotCorrupt",
+        "SnapshotFailed",
+        "SnapshotNotFound",
         "StateConflict",
         "TemplateBuildFailed",
         "Unauthenticated",
@@ -79,6 +86,7 @@ __all__ = [
     "AsyncForkyard",
     "AsyncProcess",
     "AsyncSandbox",
+    "AsyncSnapshot",
     "AsyncTerminal",
     "AsyncWatch",
     "Cause",
@@ -97,6 +105,7 @@ __all__ = [
     "FileMissing",
     "Files",
     "Forbidden",
+    "ForkOutcome",
     "Forkyard",
     "ForkyardError",
     "GuestDiskFull",
@@ -119,6 +128,7 @@ __all__ = [
     "OperationTimeout",
     "OutputChunk",
     "Process",
+    "QuotaExceeded",
     "Sandbox",
     "SandboxEnded",
     "SandboxInfo",
@@ -126,6 +136,11 @@ __all__ = [
     "SandboxNotFound",
     "SandboxUsage",
     "Shape",
+    "Snapshot",
+    "SnapshotCorrupt",
+    "SnapshotFailed",
+    "SnapshotInfo",
+    "SnapshotNotFound",
     "State",
     "StateConflict",
     "TemplateBuildFailed",
@@ -179,8 +194,12 @@ if TYPE_CHECKING:
         NoCapacity,
         NotFound,
         OperationTimeout,
+        QuotaExceeded,
         SandboxEnded,
         SandboxNotFound,
+        SnapshotCorrupt,
+        SnapshotFailed,
+        SnapshotNotFound,
         StateConflict,
         TemplateBuildFailed,
         Unauthenticated,
@@ -201,6 +220,7 @@ if TYPE_CHECKING:
         SandboxLogs,
         SandboxUsage,
         Shape,
+        SnapshotInfo,
         WatchEvent,
     )
     from forkyard.sdk._async.client import AsyncForkyard
@@ -208,13 +228,15 @@ if TYPE_CHECKING:
     from forkyard.sdk._async.files import AsyncFiles, AsyncWatch
     from forkyard.sdk._async.process import AsyncProcess
     from forkyard.sdk._async.sandbox import AsyncSandbox
+    from forkyard.sdk._async.snapshots import AsyncSnapshot
     from forkyard.sdk._async.terminal import AsyncTerminal
     from forkyard.sdk._sync.client import Forkyard
     from forkyard.sdk._sync.execution import ExecStream
     from forkyard.sdk._sync.files import Files, Watch
     from forkyard.sdk._sync.process import Process
     from forkyard.sdk._sync.sandbox import Sandbox
+    from forkyard.sdk._sync.snapshots import Snapshot
     from forkyard.sdk._sync.terminal import Terminal
-    from forkyard.sdk.results import CommandFailed, ExecResult, OutputChunk
+    from forkyard.sdk.results import CommandFailed, ExecResult, ForkOutcome, OutputChunk
 
     __version__: str

@@ -25,6 +25,7 @@ class Identity:
     hostname: str
     entropy: bytes  # fresh randomness from the host, at least 32 bytes
     env: Mapping[str, str] = field(default_factory=dict)  # added to every exec
+    new: bool = False  # of a template: what ran while it was made is not this sandbox's history
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class ExecSpec:
     rows: int = 24
     cols: int = 80
     label: str | None = None
+    id: str | None = None  # chosen by the caller, so that a start whose answer was lost can be found again
 
 
 @dataclass(frozen=True)

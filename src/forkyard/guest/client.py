@@ -118,6 +118,7 @@ class AgentGuest:
             entropy=identity.entropy.hex(),
             time_ns=time.time_ns(),
             env=dict(identity.env),
+            new=identity.new,
         )
 
     async def _ask(self, op: str, *, timeout_s: float = _ANSWER_S, **arguments: Any) -> dict[str, Any]:
@@ -274,7 +275,7 @@ def _exec_arguments(spec: ExecSpec) -> dict[str, Any]:
     if sum(map(len, [*words, *spec.env, *spec.env.values()])) > _MAX_REQUEST_CHARS // 8:
         raise InvalidRequest("Command and environment together must be shorter than 128 KiB. Write a file instead.")
     return {
-        "id": secrets.token_hex(8),
+        "id": spec.id or secrets.token_hex(8),
         "command": spec.command,
         "cwd": None if spec.cwd is None else _path(spec.cwd),
         "env": dict(spec.env),

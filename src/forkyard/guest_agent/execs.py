@@ -413,6 +413,11 @@ class Execs:
             if gone.cgroup is not None:
                 gone.cgroup.remove()
 
+    def forget_ended(self) -> None:
+        for item in [item for item in self._all.values() if not item.running]:
+            item.dispose()
+            self.forget(item)
+
     def _clean_up(self) -> None:
         """Forget the oldest ended execs that are too many, old or large. One with processes left stays known."""
         ended = [item for item in self._all.values() if not item.running and not item.attachments]

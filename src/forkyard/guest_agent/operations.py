@@ -49,6 +49,8 @@ class Operations:
         except ValueError:
             raise Failure("invalid_request", "`entropy` must be hexadecimal") from None
         self._identity.adopt(text(args, "hostname"), entropy, integer(args, "time_ns"), texts(args, "env"))
+        if flag(args, "new"):
+            self._execs.forget_ended()
         return {}
 
     # ── processes ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -141,7 +141,7 @@ class LocalHost:
                     undo.push_async_callback(guest.aclose)
                     note("agent-connected")
                     await guest.adopt_identity(
-                        Identity(incarnation.sandbox_id, incarnation.sandbox_id, os.urandom(64), spec.env)
+                        Identity(incarnation.sandbox_id, incarnation.sandbox_id, os.urandom(64), spec.env, new=True)
                     )
                     note("ready")
             except TimeoutError:

@@ -247,6 +247,8 @@ class Templates:
             await _run(guest, "resize2fs /dev/vda")
             for command in WARM_UP:
                 await _run(guest, command)
+            # Keys that every sandbox of this template has identify none of them; a boot makes new ones.
+            await _run(guest, "rm -f /etc/ssh/ssh_host_*_key*")
             await _run(guest, "journalctl --sync; sync")
             return guest, sorted(milestones.values(), key=lambda m: m.at_ms)
         finally:

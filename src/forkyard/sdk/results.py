@@ -1,15 +1,16 @@
-"""What an exec gives back to the user. Pure: owns the assembly of output pieces into results, never reads a stream."""
+"""What an exec or a fork gives back. Pure: owns the assembly of pieces into results, never reads a stream."""
 
 from __future__ import annotations
 
 import codecs
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from forkyard.errors import ForkyardError
 from forkyard.models import ExecExit
 
 Stream = Literal["stdout", "stderr"]
+S = TypeVar("S")
 
 DEFAULT_MAX_OUTPUT_BYTES = 64 * 1024 * 1024
 
@@ -85,6 +86,28 @@ class ExecResult:
             signal=self.signal,
             timed_out=self.timed_out,
         )
+
+
+@dataclass(frozen=True)
+class ForkOutcome(Generic[S]):
+    """What became of one child of a fork: a `sandbox` that runs, or the `error` because of which there is none."""
+
+    sandbox: S | None
+    error: ForkyardError | None
+    paused_ms: float
+    """How long the parent stood still."""
+
+
+def unspoiled(outcomes: list[ForkOutcome[S]], ids: list[str]) -> list[S]:
+    """The children if all of them are there; else the first error, which says what became of the others."""
+    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+    if errors:
+        left = f"Those that run: {', '.join(ids)}." if ids else "None of them runs."
+        raise type(errors[0])(
+            f"{len(errors)} of {len(outcomes)} children could not be forked: {errors[0].message} {left}",
+            **{**errors[0].details, "children": ids},
+        )
+    return [outcome.sandbox for outcome in outcomes if outcome.sandbox is not None]
 
 
 class Offsets:

@@ -30,6 +30,10 @@ CONNECT_S = 10.0
 ANSWER_S = 120.0
 #: A create may have to build the image and the template of a new shape first.
 CREATE_S = 1800.0
+#: Fork, pause, resume and their like move memory, or boot a machine.
+CHANGE_S = 600.0
+#: Items asked for at once.
+PAGE_ITEMS = 500
 
 _BY_STATUS = {
     400: "guest_failure",

@@ -1,9 +1,10 @@
 """The driver seam: what the host asks of a hypervisor, and nothing more.
 
-A driver boots a machine once (`boot`), saves it (`Vm.save`), and from then on only restores (`restore`). A VM outlives the
-process that started it: `adopt` takes over one that a previous daemon left running, `reclaim` removes every trace of one.
-All that a driver needs to find a VM again is in its `VmRecord`, which the host writes to its journal *before* the driver
-starts anything.
+A driver boots a machine once (`boot`), saves it (`Vm.save`), and from then on only restores: `shell` starts a hypervisor
+that can become any snapshot of its template, `Vm.load` makes it one, `restore` is both. A running VM becomes a snapshot by
+`Vm.capture`. A VM outlives the process that started it: `adopt` takes over one that a previous daemon left running, `reclaim`
+removes every trace of one. All that a driver needs to find a VM again is in its `VmRecord`, which the host writes to its
+journal *before* the driver starts anything.
 """
 
 from __future__ import annotations
@@ -25,25 +26,51 @@ class VmRecord:
     dir: Path  # sockets, logs; owned by this VM alone
     uid: int  # unprivileged user this VM runs as, its own
     shape: Shape
+    disk: Path  # qcow2 it starts to write on; made if it does not exist. Later see `Vm.disk`.
 
 
 @dataclass(frozen=True)
 class BootSource:
-    """What a template is booted from."""
+    """What a machine is booted from."""
 
     kernel: Path
     initramfs: Path
-    disk: Path  # raw base, never written
+    disk: Path  # raw base, never written; not used if the VM's own disk exists
     kernel_args: str = ""
 
 
 @dataclass(frozen=True)
 class SnapshotFiles:
-    """RAM, device state and disk at one instant. `ram` is on tmpfs; all are read-only to VMs."""
+    """RAM, device state and disk at one instant. `ram` and `layer` are on tmpfs; all are read-only to VMs."""
 
-    ram: Path
+    ram: Path  # of the template, shared by all that descend from it
     device_state: Path
-    disk: Path
+    disk: Path  # a sealed qcow2
+    layer: Path | None = None  # pages that differ from `ram`: a file as long as RAM, page i at i * 4096; a hole: no change
+
+
+@dataclass(frozen=True)
+class CaptureTarget:
+    """Where a capture goes. None of these files exists yet."""
+
+    layer: Path  # on tmpfs
+    device_state: Path
+    next_disk: Path | None  # the disk is sealed, and the VM goes on writing here; None: the disk stays its own
+
+
+@dataclass(frozen=True)
+class Captured:
+    paused_ms: float  # how long the CPUs stood still, or until they were stopped for good
+    layer_bytes: int
+    disk: Path  # what belongs to that instant; sealed if there is a next disk
+
+
+@dataclass(frozen=True)
+class Start:
+    """How fast an idle hypervisor starts: the reference of every benchmark."""
+
+    greeting_ms: float  # to the greeting on its control socket, said before there is a machine
+    answer_ms: float  # to the answer to its first command: it has a machine
 
 
 class ExitKind(StrEnum):
@@ -79,6 +106,22 @@ class Vm(Protocol):
 
     @property
     def console_log(self) -> Path: ...
+
+    @property
+    def disk(self) -> Path:
+        """The qcow2 this VM writes to now; a capture may have moved it on from `record.disk`."""
+        ...
+
+    async def load(self, snapshot: SnapshotFiles) -> None:
+        """Into a shell of the same template: it becomes this snapshot, CPUs still stopped, with a new vmgenid."""
+        ...
+
+    async def capture(self, target: CaptureTarget, *, keep_running: bool) -> Captured:
+        """RAM, device state and disk at one instant, while the VM runs but for a short pause. Afterwards it goes on as it
+        was, or stays stopped if not `keep_running`. If it fails or is cancelled, the VM goes on as it was, the target's
+        files are gone, and `disk` says which disk is in use. Nothing is synced to the host's disk but what the guest had
+        synced: durability is the host's affair."""
+        ...
 
     async def cont(self) -> None:
         """Let the CPUs run."""
@@ -118,12 +161,19 @@ class Driver(Protocol):
         """Changes when a snapshot made by another version of this driver could not be restored by this one."""
         ...
 
-    async def boot(self, record: VmRecord, source: BootSource, ram: Path) -> Vm:
-        """Cold boot with `ram` (a new file on tmpfs) shared, and a new qcow2 disk `record.dir/disk.qcow2` on `source.disk`."""
+    async def boot(self, record: VmRecord, source: BootSource, ram: Path, *, template: bool = True) -> Vm:
+        """Cold boot, CPUs stopped. `record.disk` is used as it is if it exists, else made over `source.disk`.
+        To make a template, `ram` is a new file on tmpfs, which the guest's memory becomes. Otherwise `ram` stays all zero
+        (it is made if missing, and may be shared by all VMs of this memory size): a snapshot of such a VM is a layer over it.
+        """
+        ...
+
+    async def shell(self, record: VmRecord, ram: Path) -> Vm:
+        """A started hypervisor on this template's RAM that waits for `load`."""
         ...
 
     async def restore(self, record: VmRecord, snapshot: SnapshotFiles) -> Vm:
-        """A private copy of a snapshot, CPUs still stopped, with a new vmgenid. Writes only below `record.dir`."""
+        """`shell` and `load`. `record.disk` is used as it is if it exists, else made over `snapshot.disk`."""
         ...
 
     async def adopt(self, record: VmRecord) -> Vm | None:
@@ -142,8 +192,8 @@ class Driver(Protocol):
         """What `forkyard doctor` says about this driver, in plain words."""
         ...
 
-    async def start_idle_ms(self, scratch: Path) -> float:
-        """Time to start an idle hypervisor to its first answer, and end it: the reference of every benchmark."""
+    async def start_idle_ms(self, scratch: Path) -> Start:
+        """Start an idle hypervisor and end it."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The client: the daemon's sandboxes, events, keys and health."""
+"""The client: the daemon's sandboxes, snapshots, events, keys and health."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import httpx
 
 from forkyard.errors import DaemonUnreachable, ForkyardError, from_problem
 from forkyard.lifecycle import State
-from forkyard.models import Check, EventInfo, Health, KeyCreated, KeyInfo, Page, SandboxInfo
+from forkyard.models import Check, EventInfo, Health, KeyCreated, KeyInfo, Page, Persistence, SandboxInfo
 from forkyard.sdk import connect, validation, wire
 from forkyard.sdk._async import runtime
 from forkyard.sdk._async.sandbox import AsyncSandbox
+from forkyard.sdk._async.snapshots import AsyncSnapshot, AsyncSnapshots, reference
 from forkyard.sdk._async.transport import RESTART_S, AsyncTransport
 
-_PAGE = 500
+_MAX_TAIL = 1000
 
 
 class AsyncForkyard:
@@ -51,6 +52,7 @@ class AsyncForkyard:
 
         self._transport = AsyncTransport(find, transport)
         self.sandboxes = AsyncSandboxes(self._transport)
+        self.snapshots = AsyncSnapshots(self._transport)
         self.events = AsyncEvents(self._transport)
         self.keys = AsyncKeys(self._transport)
 
@@ -92,14 +94,26 @@ class AsyncSandboxes:
         disk_gib: int = 8,
         labels: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
+        snapshot: AsyncSnapshot | str | None = None,
+        idle_timeout_s: float | None = 300.0,
+        ttl_s: float | None = None,
+        persistence: Persistence = "sticky",
+        priority: int = 5,
+        checkpoint_every_s: float | None = None,
+        checkpoints_kept: int = 5,
         idempotency_key: str | None = None,
         timeout_s: float = wire.CREATE_S,
     ) -> AsyncSandbox:
         """A new machine, ready for commands. The first use of a shape builds its template and takes longer.
 
-        `env` is set for every command in it. A create that is retried with the same `idempotency_key` gives the same
-        sandbox; the client sends one by itself, so that a broken connection never leaves a second machine.
-        After `timeout_s` it raises `OperationTimeout`.
+        `env` is set for every command in it. With a `snapshot` (the object, its id or its name) it goes on from there,
+        processes and all, in the shape of the snapshot. After `idle_timeout_s` without activity it goes to sleep, and
+        the next call wakes it (None: never); after `ttl_s` it is deleted. `persistence`: `ephemeral` is deleted when it
+        pauses or stops; of the `sticky` ones the lowest `priority` gives way when the disk is full; `persistent` never
+        does. `checkpoint_every_s` takes a snapshot that often and keeps the last `checkpoints_kept`.
+
+        A create that is retried with the same `idempotency_key` gives the same sandbox; the client sends one by itself,
+        so that a broken connection never leaves a second machine. After `timeout_s` it raises `OperationTimeout`.
         """
         request = validation.sandbox_create(
             name=name,
@@ -108,6 +122,13 @@ class AsyncSandboxes:
             disk_gib=disk_gib,
             labels=dict(labels or {}),
             env=dict(env or {}),
+            snapshot=None if snapshot is None else reference(snapshot),
+            idle_timeout_s=idle_timeout_s,
+            ttl_s=ttl_s,
+            persistence=persistence,
+            priority=priority,
+            checkpoint_every_s=checkpoint_every_s,
+            checkpoints_kept=checkpoints_kept,
         )
         answer = await self._transport.request(
             "POST",
@@ -132,23 +153,13 @@ class AsyncSandboxes:
         limit: int | None = None,
     ) -> list[AsyncSandbox]:
         """Sandboxes, newest first; `all` includes those that have ended."""
-        found: list[AsyncSandbox] = []
-        cursor: str | None = None
-        while limit is None or len(found) < limit:
-            params = {
-                "all": all or None,
-                "state": str(state) if state else None,
-                "label": [f"{key}={value}" for key, value in (labels or {}).items()] or None,
-                "limit": _PAGE if limit is None else min(_PAGE, limit - len(found)),
-                "cursor": cursor,
-            }
-            answer = await self._transport.request("GET", "/sandboxes", params=params)
-            page = wire.parse(Page[SandboxInfo], answer.content)
-            found += [AsyncSandbox(self._transport, info) for info in page.items]
-            cursor = page.next_cursor
-            if cursor is None:
-                break
-        return found
+        params = {
+            "all": all or None,
+            "state": str(state) if state else None,
+            "label": [f"{key}={value}" for key, value in (labels or {}).items()] or None,
+        }
+        found = await self._transport.items(Page[SandboxInfo], "/sandboxes", params, limit)
+        return [AsyncSandbox(self._transport, info) for info in found]
 
     async def delete(self, sandbox_id: str) -> None:
         await self._transport.request("DELETE", f"/sandboxes/{wire.segment(sandbox_id)}")
@@ -178,20 +189,27 @@ class AsyncEvents:
         self._transport = transport
 
     async def list(
-        self, *, sandbox_id: str | None = None, after: int | None = None, limit: int | None = None
+        self,
+        *,
+        sandbox_id: str | None = None,
+        after: int | None = None,
+        limit: int | None = None,
+        tail: int | None = None,
     ) -> list[EventInfo]:
-        """Oldest first; `after` an event's id, at most `limit`."""
+        """Oldest first; `after` an event's id; at most the first `limit`, or the last `tail`."""
         found: list[EventInfo] = []
+        # Only spares us the rest: a daemon that does not know it sends everything, so the end is cut here in any case.
+        short = tail if tail is not None and tail <= _MAX_TAIL else None
         while limit is None or len(found) < limit:
-            wanted = _PAGE if limit is None else min(_PAGE, limit - len(found))
-            params = {"sandbox_id": sandbox_id, "after": after, "limit": wanted}
+            wanted = wire.PAGE_ITEMS if limit is None else min(wire.PAGE_ITEMS, limit - len(found))
+            params = {"sandbox_id": sandbox_id, "after": after, "limit": short or wanted, "tail": short}
             answer = await self._transport.request("GET", "/events", params=params)
             page = wire.parse(Page[EventInfo], answer.content)
             found += page.items
             if page.next_cursor is None or not page.items:
                 break
-            after = page.items[-1].id
-        return found
+            after, short = page.items[-1].id, None
+        return found if tail is None else found[-tail:]
 
     async def follow(self, *, sandbox_id: str | None = None, after: int | None = None) -> runtime.Flow[EventInfo]:
         """Events as they happen (with `after`, also those since that one), without end, over restarts of the daemon."""

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import AsyncIterable, Iterable, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self, overload
 
+from forkyard.errors import from_problem
 from forkyard.lifecycle import State
-from forkyard.models import ExecInfo, Page, SandboxInfo, SandboxLogs, SandboxUsage
+from forkyard.models import (
+    ExecInfo,
+    ForkResult,
+    Page,
+    Persistence,
+    SandboxInfo,
+    SandboxLogs,
+    SandboxUsage,
+    SnapshotInfo,
+)
 from forkyard.sdk import validation, wire
 from forkyard.sdk._async.execution import AsyncExecStream
 from forkyard.sdk._async.files import AsyncFiles
 from forkyard.sdk._async.process import AsyncProcess
+from forkyard.sdk._async.snapshots import AsyncSnapshot, reference
 from forkyard.sdk._async.terminal import AsyncTerminal
 from forkyard.sdk._async.transport import AsyncTransport
-from forkyard.sdk.results import DEFAULT_MAX_OUTPUT_BYTES, ExecResult
+from forkyard.sdk.results import DEFAULT_MAX_OUTPUT_BYTES, ExecResult, ForkOutcome, unspoiled
+from forkyard.sdk.validation import UNCHANGED, Unchanged
 
 
 class AsyncSandbox:
@@ -43,6 +55,11 @@ class AsyncSandbox:
     def state(self) -> State:
         return self.info.state
 
+    @property
+    def parent_id(self) -> str | None:
+        """The sandbox it was forked from."""
+        return self.info.parent_id
+
     async def refresh(self) -> SandboxInfo:
         """Ask the daemon how it is; also sets `info`."""
         answer = await self._transport.request("GET", self._path)
@@ -70,6 +87,135 @@ class AsyncSandbox:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.delete()
+
+    # ── copies ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @overload
+    async def fork(
+        self,
+        count: int = 1,
+        *,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        partial: Literal[False] = False,
+    ) -> list[AsyncSandbox]: ...
+
+    @overload
+    async def fork(
+        self,
+        count: int = 1,
+        *,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        partial: Literal[True],
+    ) -> list[ForkOutcome[AsyncSandbox]]: ...
+
+    async def fork(
+        self,
+        count: int = 1,
+        *,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        partial: bool = False,
+    ) -> list[AsyncSandbox] | list[ForkOutcome[AsyncSandbox]]:
+        """Running copies of this machine as it is now: memory, processes, open files, disk. It goes on meanwhile.
+
+        A command that runs has the same exec id in each copy. `labels`: else those of the parent. If a child could not
+        be made its error is raised, and `details["children"]` has the ids of those that run; with `partial` nothing is
+        raised and each child's outcome is told. A fork is never sent twice.
+        """
+        request = validation.sandbox_fork(count=count, name=name, labels=None if labels is None else dict(labels))
+        answer = await self._transport.request(
+            "POST", f"{self._path}/fork", body=request.model_dump(exclude_unset=True), timeout_s=wire.CHANGE_S
+        )
+        result = wire.parse(ForkResult, answer.content)
+        outcomes = [
+            ForkOutcome(
+                AsyncSandbox(self._transport, child.sandbox) if child.sandbox else None,
+                None if child.sandbox else from_problem(child.problem or {}),
+                result.paused_ms,
+            )
+            for child in result.children
+        ]
+        if partial:
+            return outcomes
+        return unspoiled(outcomes, [child.sandbox.id for child in result.children if child.sandbox])
+
+    async def children(self, *, all: bool = False) -> list[AsyncSandbox]:
+        """Sandboxes that were forked from this one, newest first; `all` includes those that have ended."""
+        found = await self._transport.items(Page[SandboxInfo], "/sandboxes", {"all": all or None})
+        return [AsyncSandbox(self._transport, info) for info in found if info.parent_id == self.id]
+
+    async def snapshot(self, name: str | None = None) -> AsyncSnapshot:
+        """Save it as it is now, to start others from or to return to. It goes on meanwhile."""
+        request = validation.snapshot_create(name=name)
+        answer = await self._transport.request(
+            "POST", f"{self._path}/snapshots", body=request.model_dump(exclude_defaults=True), timeout_s=wire.CHANGE_S
+        )
+        return AsyncSnapshot(self._transport, wire.parse(SnapshotInfo, answer.content))
+
+    async def rollback(self, snapshot: AsyncSnapshot | str) -> SandboxInfo:
+        """Return to a snapshot of this sandbox (the object, its id or its name). What happened since is dropped."""
+        return await self._change("POST", "/rollback", {"snapshot": reference(snapshot)})
+
+    # ── states ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def pause(self) -> SandboxInfo:
+        """Put it to sleep. Processes stand still, and go on at `resume`, or when it is next used."""
+        return await self._change("POST", "/pause")
+
+    async def resume(self, *, memory: bool = True) -> SandboxInfo:
+        """Let it go on where it was. `memory=False` boots from its disk instead; what was in memory is dropped."""
+        return await self._change("POST", "/resume", {} if memory else {"memory": False})
+
+    async def stop(self) -> SandboxInfo:
+        """Shut it down. Its disk stays, and `start` boots from it."""
+        return await self._change("POST", "/stop")
+
+    async def start(self) -> SandboxInfo:
+        """Boot a stopped, or failed, sandbox from its disk."""
+        return await self._change("POST", "/start")
+
+    async def resize(
+        self, *, vcpus: int | None = None, memory_mib: int | None = None, disk_gib: int | None = None
+    ) -> SandboxInfo:
+        """Of a stopped or paused sandbox. vCPUs and memory take effect by a boot from disk; a disk only grows."""
+        request = validation.sandbox_resize(vcpus=vcpus, memory_mib=memory_mib, disk_gib=disk_gib)
+        return await self._change("POST", "/resize", request.model_dump(exclude_unset=True))
+
+    async def update(
+        self,
+        *,
+        name: str | None | Unchanged = UNCHANGED,
+        labels: Mapping[str, str] | Unchanged = UNCHANGED,
+        idle_timeout_s: float | None | Unchanged = UNCHANGED,
+        ttl_s: float | None | Unchanged = UNCHANGED,
+        persistence: Persistence | Unchanged = UNCHANGED,
+        priority: int | Unchanged = UNCHANGED,
+        checkpoint_every_s: float | None | Unchanged = UNCHANGED,
+        checkpoints_kept: int | Unchanged = UNCHANGED,
+    ) -> SandboxInfo:
+        """Change what `sandboxes.create` was told. What is not given stays; None is never, or none."""
+        request = validation.sandbox_update(
+            name=name,
+            labels=labels if isinstance(labels, Unchanged) else dict(labels),
+            idle_timeout_s=idle_timeout_s,
+            ttl_s=ttl_s,
+            persistence=persistence,
+            priority=priority,
+            checkpoint_every_s=checkpoint_every_s,
+            checkpoints_kept=checkpoints_kept,
+        )
+        return await self._change("PATCH", "", request.model_dump(exclude_unset=True), again=True)
+
+    async def _change(
+        self, method: str, verb: str, body: dict[str, object] | None = None, *, again: bool = False
+    ) -> SandboxInfo:
+        answer = await self._transport.request(
+            method, self._path + verb, body=body, again=again, timeout_s=wire.CHANGE_S
+        )
+        self.info = wire.parse(SandboxInfo, answer.content)
+        return self.info
 
     # ── commands ────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 from websockets.exceptions import InvalidStatus, WebSocketException
 
 from forkyard.errors import DaemonUnreachable
+from forkyard.models import Page
 from forkyard.sdk import connect, wire
 from forkyard.sdk._async import runtime
 
 Params = Mapping[str, Any]
+T = TypeVar("T")
 
 _SAFE = frozenset({"GET", "DELETE"})
 _FIRST_CONTACT_S = 0.5
@@ -101,6 +103,20 @@ class AsyncTransport:
             if response.is_error:
                 raise wire.error_of(response.status_code, response.content, where)
             return response
+
+    async def items(self, page: type[Page[T]], path: str, params: Params, limit: int | None = None) -> list[T]:
+        """A list read to its last page, or to its first `limit` items."""
+        found: list[T] = []
+        cursor: str | None = None
+        while limit is None or len(found) < limit:
+            wanted = wire.PAGE_ITEMS if limit is None else min(wire.PAGE_ITEMS, limit - len(found))
+            answer = await self.request("GET", path, params={**params, "limit": wanted, "cursor": cursor})
+            read = wire.parse(page, answer.content)
+            found += read.items
+            cursor = read.next_cursor
+            if cursor is None:
+                break
+        return found
 
     @asynccontextmanager
     async def stream(

@@ -1,5 +1,5 @@
 # Generated from `_async/` by scripts/unasync.py. Do not edit.
-"""The client: the daemon's sandboxes, events, keys and health."""
+"""The client: the daemon's sandboxes, snapshots, events, keys and health."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 import httpx
+from forkyard.sdk._sync.snapshots import Snapshot, Snapshots, reference
 
 from forkyard.errors import DaemonUnreachable, ForkyardError, from_problem
 from forkyard.lifecycle import State
@@ -22,6 +23,7 @@ from forkyard.models import (
     KeyCreated,
     KeyInfo,
     Page,
+    Persistence,
     SandboxInfo,
 )
 from forkyard.sdk import connect, validation, wire
@@ -29,7 +31,7 @@ from forkyard.sdk._sync import runtime
 from forkyard.sdk._sync.sandbox import Sandbox
 from forkyard.sdk._sync.transport import RESTART_S, Transport
 
-_PAGE = 500
+_MAX_TAIL = 1000
 
 
 class Forkyard:
@@ -60,6 +62,7 @@ class Forkyard:
 
         self._transport = Transport(find, transport)
         self.sandboxes = Sandboxes(self._transport)
+        self.snapshots = Snapshots(self._transport)
         self.events = Events(self._transport)
         self.keys = Keys(self._transport)
 
@@ -101,14 +104,26 @@ class Sandboxes:
         disk_gib: int = 8,
         labels: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
+        snapshot: Snapshot | str | None = None,
+        idle_timeout_s: float | None = 300.0,
+        ttl_s: float | None = None,
+        persistence: Persistence = "sticky",
+        priority: int = 5,
+        checkpoint_every_s: float | None = None,
+        checkpoints_kept: int = 5,
         idempotency_key: str | None = None,
         timeout_s: float = wire.CREATE_S,
     ) -> Sandbox:
         """A new machine, ready for commands. The first use of a shape builds its template and takes longer.
 
-        `env` is set for every command in it. A create that is retried with the same `idempotency_key` gives the same
-        sandbox; the client sends one by itself, so that a broken connection never leaves a second machine.
-        After `timeout_s` it raises `OperationTimeout`.
+        `env` is set for every command in it. With a `snapshot` (the object, its id or its name) it goes on from there,
+        processes and all, in the shape of the snapshot. After `idle_timeout_s` without activity it goes to sleep, and
+        the next call wakes it (None: never); after `ttl_s` it is deleted. `persistence`: `ephemeral` is deleted when it
+        pauses or stops; of the `sticky` ones the lowest `priority` gives way when the disk is full; `persistent` never
+        does. `checkpoint_every_s` takes a snapshot that often and keeps the last `checkpoints_kept`.
+
+        A create that is retried with the same `idempotency_key` gives the same sandbox; the client sends one by itself,
+        so that a broken connection never leaves a second machine. After `timeout_s` it raises `OperationTimeout`.
         """
         request = validation.sandbox_create(
             name=name,
@@ -117,6 +132,13 @@ class Sandboxes:
             disk_gib=disk_gib,
             labels=dict(labels or {}),
             env=dict(env or {}),
+            snapshot=None if snapshot is None else reference(snapshot),
+            idle_timeout_s=idle_timeout_s,
+            ttl_s=ttl_s,
+            persistence=persistence,
+            priority=priority,
+            checkpoint_every_s=checkpoint_every_s,
+            checkpoints_kept=checkpoints_kept,
         )
         answer = self._transport.request(
             "POST",
@@ -141,23 +163,13 @@ class Sandboxes:
         limit: int | None = None,
     ) -> list[Sandbox]:
         """Sandboxes, newest first; `all` includes those that have ended."""
-        found: list[Sandbox] = []
-        cursor: str | None = None
-        while limit is None or len(found) < limit:
-            params = {
-                "all": all or None,
-                "state": str(state) if state else None,
-                "label": [f"{key}={value}" for key, value in (labels or {}).items()] or None,
-                "limit": _PAGE if limit is None else min(_PAGE, limit - len(found)),
-                "cursor": cursor,
-            }
-            answer = self._transport.request("GET", "/sandboxes", params=params)
-            page = wire.parse(Page[SandboxInfo], answer.content)
-            found += [Sandbox(self._transport, info) for info in page.items]
-            cursor = page.next_cursor
-            if cursor is None:
-                break
-        return found
+        params = {
+            "all": all or None,
+            "state": str(state) if state else None,
+            "label": [f"{key}={value}" for key, value in (labels or {}).items()] or None,
+        }
+        found = self._transport.items(Page[SandboxInfo], "/sandboxes", params, limit)
+        return [Sandbox(self._transport, info) for info in found]
 
     def delete(self, sandbox_id: str) -> None:
         self._transport.request("DELETE", f"/sandboxes/{wire.segment(sandbox_id)}")
@@ -187,20 +199,27 @@ class Events:
         self._transport = transport
 
     def list(
-        self, *, sandbox_id: str | None = None, after: int | None = None, limit: int | None = None
+        self,
+        *,
+        sandbox_id: str | None = None,
+        after: int | None = None,
+        limit: int | None = None,
+        tail: int | None = None,
     ) -> list[EventInfo]:
-        """Oldest first; `after` an event's id, at most `limit`."""
+        """Oldest first; `after` an event's id; at most the first `limit`, or the last `tail`."""
         found: list[EventInfo] = []
+        # Only spares us the rest: a daemon that does not know it sends everything, so the end is cut here in any case.
+        short = tail if tail is not None and tail <= _MAX_TAIL else None
         while limit is None or len(found) < limit:
-            wanted = _PAGE if limit is None else min(_PAGE, limit - len(found))
-            params = {"sandbox_id": sandbox_id, "after": after, "limit": wanted}
+            wanted = wire.PAGE_ITEMS if limit is None else min(wire.PAGE_ITEMS, limit - len(found))
+            params = {"sandbox_id": sandbox_id, "after": after, "limit": short or wanted, "tail": short}
             answer = self._transport.request("GET", "/events", params=params)
             page = wire.parse(Page[EventInfo], answer.content)
             found += page.items
             if page.next_cursor is None or not page.items:
                 break
-            after = page.items[-1].id
-        return found
+            after, short = page.items[-1].id, None
+        return found if tail is None else found[-tail:]
 
     def follow(self, *, sandbox_id: str | None = None, after: int | None = None) -> runtime.Flow[EventInfo]:
         """Events as they happen (with `after`, also those since that one), without end, over restarts of the daemon."""

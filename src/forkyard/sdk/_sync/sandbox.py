@@ -3,19 +3,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self, overload
 
+from forkyard.sdk._sync.snapshots import Snapshot, reference
+
+from forkyard.errors import from_problem
 from forkyard.lifecycle import State
-from forkyard.models import ExecInfo, Page, SandboxInfo, SandboxLogs, SandboxUsage
+from forkyard.models import (
+    ExecInfo,
+    ForkResult,
+    Page,
+    Persistence,
+    SandboxInfo,
+    SandboxLogs,
+    SandboxUsage,
+    SnapshotInfo,
+)
 from forkyard.sdk import validation, wire
 from forkyard.sdk._sync.execution import ExecStream
 from forkyard.sdk._sync.files import Files
 from forkyard.sdk._sync.process import Process
 from forkyard.sdk._sync.terminal import Terminal
 from forkyard.sdk._sync.transport import Transport
-from forkyard.sdk.results import DEFAULT_MAX_OUTPUT_BYTES, ExecResult
+from forkyard.sdk.results import (
+    DEFAULT_MAX_OUTPUT_BYTES,
+    ExecResult,
+    ForkOutcome,
+    unspoiled,
+)
+from forkyard.sdk.validation import UNCHANGED, Unchanged
 
 
 class Sandbox:
@@ -44,6 +62,11 @@ class Sandbox:
     def state(self) -> State:
         return self.info.state
 
+    @property
+    def parent_id(self) -> str | None:
+        """The sandbox it was forked from."""
+        return self.info.parent_id
+
     def refresh(self) -> SandboxInfo:
         """Ask the daemon how it is; also sets `info`."""
         answer = self._transport.request("GET", self._path)
@@ -71,6 +94,133 @@ class Sandbox:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.delete()
+
+    # ── copies ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @overload
+    def fork(
+        self,
+        count: int = 1,
+        *,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        partial: Literal[False] = False,
+    ) -> list[Sandbox]: ...
+
+    @overload
+    def fork(
+        self,
+        count: int = 1,
+        *,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        partial: Literal[True],
+    ) -> list[ForkOutcome[Sandbox]]: ...
+
+    def fork(
+        self,
+        count: int = 1,
+        *,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        partial: bool = False,
+    ) -> list[Sandbox] | list[ForkOutcome[Sandbox]]:
+        """Running copies of this machine as it is now: memory, processes, open files, disk. It goes on meanwhile.
+
+        A command that runs has the same exec id in each copy. `labels`: else those of the parent. If a child could not
+        be made its error is raised, and `details["children"]` has the ids of those that run; with `partial` nothing is
+        raised and each child's outcome is told. A fork is never sent twice.
+        """
+        request = validation.sandbox_fork(count=count, name=name, labels=None if labels is None else dict(labels))
+        answer = self._transport.request(
+            "POST", f"{self._path}/fork", body=request.model_dump(exclude_unset=True), timeout_s=wire.CHANGE_S
+        )
+        result = wire.parse(ForkResult, answer.content)
+        outcomes = [
+            ForkOutcome(
+                Sandbox(self._transport, child.sandbox) if child.sandbox else None,
+                None if child.sandbox else from_problem(child.problem or {}),
+                result.paused_ms,
+            )
+            for child in result.children
+        ]
+        if partial:
+            return outcomes
+        return unspoiled(outcomes, [child.sandbox.id for child in result.children if child.sandbox])
+
+    def children(self, *, all: bool = False) -> list[Sandbox]:
+        """Sandboxes that were forked from this one, newest first; `all` includes those that have ended."""
+        found = self._transport.items(Page[SandboxInfo], "/sandboxes", {"all": all or None})
+        return [Sandbox(self._transport, info) for info in found if info.parent_id == self.id]
+
+    def snapshot(self, name: str | None = None) -> Snapshot:
+        """Save it as it is now, to start others from or to return to. It goes on meanwhile."""
+        request = validation.snapshot_create(name=name)
+        answer = self._transport.request(
+            "POST", f"{self._path}/snapshots", body=request.model_dump(exclude_defaults=True), timeout_s=wire.CHANGE_S
+        )
+        return Snapshot(self._transport, wire.parse(SnapshotInfo, answer.content))
+
+    def rollback(self, snapshot: Snapshot | str) -> SandboxInfo:
+        """Return to a snapshot of this sandbox (the object, its id or its name). What happened since is dropped."""
+        return self._change("POST", "/rollback", {"snapshot": reference(snapshot)})
+
+    # ── states ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def pause(self) -> SandboxInfo:
+        """Put it to sleep. Processes stand still, and go on at `resume`, or when it is next used."""
+        return self._change("POST", "/pause")
+
+    def resume(self, *, memory: bool = True) -> SandboxInfo:
+        """Let it go on where it was. `memory=False` boots from its disk instead; what was in memory is dropped."""
+        return self._change("POST", "/resume", {} if memory else {"memory": False})
+
+    def stop(self) -> SandboxInfo:
+        """Shut it down. Its disk stays, and `start` boots from it."""
+        return self._change("POST", "/stop")
+
+    def start(self) -> SandboxInfo:
+        """Boot a stopped, or failed, sandbox from its disk."""
+        return self._change("POST", "/start")
+
+    def resize(
+        self, *, vcpus: int | None = None, memory_mib: int | None = None, disk_gib: int | None = None
+    ) -> SandboxInfo:
+        """Of a stopped or paused sandbox. vCPUs and memory take effect by a boot from disk; a disk only grows."""
+        request = validation.sandbox_resize(vcpus=vcpus, memory_mib=memory_mib, disk_gib=disk_gib)
+        return self._change("POST", "/resize", request.model_dump(exclude_unset=True))
+
+    def update(
+        self,
+        *,
+        name: str | None | Unchanged = UNCHANGED,
+        labels: Mapping[str, str] | Unchanged = UNCHANGED,
+        idle_timeout_s: float | None | Unchanged = UNCHANGED,
+        ttl_s: float | None | Unchanged = UNCHANGED,
+        persistence: Persistence | Unchanged = UNCHANGED,
+        priority: int | Unchanged = UNCHANGED,
+        checkpoint_every_s: float | None | Unchanged = UNCHANGED,
+        checkpoints_kept: int | Unchanged = UNCHANGED,
+    ) -> SandboxInfo:
+        """Change what `sandboxes.create` was told. What is not given stays; None is never, or none."""
+        request = validation.sandbox_update(
+            name=name,
+            labels=labels if isinstance(labels, Unchanged) else dict(labels),
+            idle_timeout_s=idle_timeout_s,
+            ttl_s=ttl_s,
+            persistence=persistence,
+            priority=priority,
+            checkpoint_every_s=checkpoint_every_s,
+            checkpoints_kept=checkpoints_kept,
+        )
+        return self._change("PATCH", "", request.model_dump(exclude_unset=True), again=True)
+
+    def _change(
+        self, method: str, verb: str, body: dict[str, object] | None = None, *, again: bool = False
+    ) -> SandboxInfo:
+        answer = self._transport.request(method, self._path + verb, body=body, again=again, timeout_s=wire.CHANGE_S)
+        self.info = wire.parse(SandboxInfo, answer.content)
+        return self.info
 
     # ── commands ────────────────────────────────────────────────────────────────────────────────────────────────
 

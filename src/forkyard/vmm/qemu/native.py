@@ -21,7 +21,7 @@ _SOURCES = Path(__file__).parent / "native"
 _STRICT = ("-std=gnu11", "-O2", "-Wall", "-Wextra")
 _BUILDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "jail": ("jail.c", (*_STRICT, "-D_FORTIFY_SOURCE=2", "-fstack-protector-strong", "-Wl,-z,relro,-z,now")),
-    "ramshim.so": ("ramshim.c", (*_STRICT, "-shared", "-fPIC")),
+    "ramshim.so": ("ramshim.c", (*_STRICT, "-shared", "-fPIC", "-pthread")),
     "probe_init": ("probe_init.c", (*_STRICT, "-static", "-nostdlib", "-ffreestanding", "-fno-stack-protector")),
 }
 
