@@ -31,10 +31,12 @@ lint: ## Format, lint, types, import rules, generated files
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache 2>&1 | tail -n 4
 	@$(BIN)/python scripts/unasync.py --check
+	@$(BIN)/python scripts/reference.py --check
 
 format: ## Format the code and refresh generated files
 	@$(BIN)/ruff format -q . && $(BIN)/ruff check -q --fix .
 	@$(BIN)/python scripts/unasync.py
+	@$(BIN)/python scripts/reference.py
 
 bench: setup ## Measure everything SPECIFICATION.md promises, and write it there
 	@$(BIN)/forkyard bench --write SPECIFICATION.md

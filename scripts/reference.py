@@ -80,10 +80,12 @@ def sdk_page() -> str:
     nouns: list[tuple[str, Any]] = [
         ("Forkyard", forkyard.Forkyard),
         ("Forkyard.sandboxes", type(client.sandboxes)),
+        ("Forkyard.snapshots", type(client.snapshots)),
         ("Forkyard.events", type(client.events)),
         ("Forkyard.keys", type(client.keys)),
         ("Sandbox", forkyard.Sandbox),
         ("Sandbox.files", forkyard.Files),
+        ("Snapshot", forkyard.Snapshot),
         ("ExecStream", forkyard.ExecStream),
         ("Process", forkyard.Process),
         ("Terminal", forkyard.Terminal),
@@ -92,8 +94,8 @@ def sdk_page() -> str:
     client.close()
     for title, cls in nouns:
         parts += _class(title, cls)
-    for title, cls in (("ExecResult", forkyard.ExecResult), ("OutputChunk", forkyard.OutputChunk)):
-        parts += [f"## `{title}`", _unwrapped(cls.__doc__ or ""), _fields(cls)]
+    for result in (forkyard.ExecResult, forkyard.OutputChunk, forkyard.ForkOutcome):
+        parts += [f"## `{result.__name__}`", _unwrapped(result.__doc__ or ""), _fields(result)]
     parts += ["## Errors", "All are subclasses of `ForkyardError`, with `code`, `message`, `details` and `retryable`."]
     rows = [
         f"| `{cls.__name__}` | `{code}` | {cls.status} | {'yes' if cls.retryable else ''} | {_first_line(cls)} |"
@@ -129,7 +131,8 @@ def _signature(name: str, function: Any) -> str:
     signature = inspect.signature(function)
     without_self = [param for key, param in signature.parameters.items() if key != "self"]
     text = str(signature.replace(parameters=without_self))
-    text = re.sub(r"\bruntime\.Flow\[", "Iterator[", text).replace("'", "").removesuffix(" -> None")
+    text = re.sub(r"((?:: |-> ))'([^']*)'", r"\1\2", text).replace("'", '"')
+    text = re.sub(r"\bruntime\.Flow\[", "Iterator[", text).removesuffix(" -> None")
     return f"{name}{text}" if len(name + text) <= 100 else f"{name}{_broken(text)}"
 
 

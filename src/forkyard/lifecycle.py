@@ -35,8 +35,8 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     ),
     # A resume that fails leaves it paused: its snapshot and its disk are still there.
     State.RESUMING: frozenset({State.RUNNING, State.PAUSED, State.STOPPED, State.DELETING, State.FAILED}),
-    State.STOPPING: frozenset({State.STOPPED, State.RUNNING, State.DELETING, State.FAILED}),
-    State.STOPPED: frozenset({State.STARTING, State.RESUMING, State.DELETING}),
+    State.STOPPING: frozenset({State.STOPPED, State.RUNNING, State.PAUSED, State.DELETING, State.FAILED}),
+    State.STOPPED: frozenset({State.STARTING, State.RESUMING, State.DELETING, State.FAILED}),
     State.STARTING: frozenset({State.RUNNING, State.STOPPED, State.DELETING, State.FAILED}),
     # The disk of a failed sandbox is kept until it is deleted, so it may be started again.
     State.FAILED: frozenset({State.STARTING, State.RESUMING, State.DELETING}),
@@ -44,8 +44,11 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.DELETED: frozenset(),
 }
 
-#: The machine is gone and will not come back. A failed sandbox keeps its record until it is deleted.
+#: The machine is gone. A failed one keeps its disk until it is deleted, and only a start brings it back.
 ENDED = frozenset({State.DELETED, State.FAILED})
+
+#: There is a machine with processors and memory, or there is about to be one: what admission counts.
+LIVE = frozenset({State.CREATING, State.RUNNING, State.PAUSING, State.RESUMING, State.STOPPING, State.STARTING})
 
 
 class Cause(StrEnum):
@@ -64,6 +67,7 @@ class Cause(StrEnum):
     PAUSE_FAILED = "pause_failed"
     RESUME_FAILED = "resume_failed"
     START_FAILED = "start_failed"
+    STOP_FAILED = "stop_failed"
     DELETED_BY_USER = "deleted_by_user"
     TTL = "ttl"
     EVICTED = "evicted"

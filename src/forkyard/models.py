@@ -125,6 +125,7 @@ class SandboxInfo(_Answer):
     priority: int = 5
     idle_timeout_s: float | None = None
     checkpoint_every_s: float | None = None
+    checkpoints_kept: int = 5
     expires_at: datetime | None = Field(None, description="When its ttl deletes it.")
     last_active_at: datetime | None = None
     created_at: datetime
@@ -187,6 +188,11 @@ class ExecCreate(_Request):
     rows: int = Field(24, ge=1, le=1000)
     cols: int = Field(80, ge=1, le=1000)
     label: str | None = Field(None, max_length=256)
+    id: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9._-]{1,64}$",
+        description="Chosen by the client, so that a start whose answer was lost can be found again.",
+    )
 
 
 class ExecInfo(_Answer):

@@ -42,10 +42,30 @@ class Settings(BaseSettings):
     )
     vm_uid_count: int = Field(4096, ge=1, description="How many such user ids there are; also the most VMs at once.")
     tb_size_mib: int = Field(64, ge=8, le=1024, description="Translation cache of one VM under software emulation.")
+    pool_size: int = Field(2, ge=0, description="Most machines kept ready per shape; 0 turns the warm pool off.")
+    pool_memory_mib: int = Field(1024, ge=0, description="Most memory that ready machines may take.")
+    pool_shells: int = Field(2, ge=0, description="Hypervisors kept ready for forks and resumes, per template in use.")
     create_timeout_s: float = Field(
         60.0, gt=0, description="A create that is not answered by the guest in this time fails."
     )
     boot_timeout_s: float = Field(300.0, gt=0, description="The first boot of a template must be done in this time.")
+    cool_after_s: float = Field(
+        60.0, ge=0, description="A paused sandbox keeps its memory this long; then it is moved to disk."
+    )
+    memory_overcommit: float = Field(
+        4.0,
+        gt=0,
+        description="Machines that run may have this many times the memory of the host, for they share most of it.",
+    )
+    disk_budget_gib: float | None = Field(
+        None, gt=0, description="What sandboxes and snapshots may occupy on disk; default: all but the reserve."
+    )
+    disk_reserve_gib: float = Field(1.0, ge=0, description="Disk space that is always left free.")
+    quota_running: int | None = Field(None, ge=0, description="Most sandboxes of one API key that run at once.")
+    quota_memory_mib: int | None = Field(None, ge=0, description="Most memory of the running sandboxes of one API key.")
+    quota_creates_per_minute: int | None = Field(
+        None, ge=0, description="Most sandboxes one API key may create in a minute, forks included."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
     log_json: bool = Field(False, description="Log as JSON lines.")
 

@@ -28,37 +28,57 @@ from forkyard.guest.base import Guest
 from forkyard.guest.client import connect
 from forkyard.guest.local import LocalAgent
 from forkyard.hosts.base import Created, CreateSpec, Incarnation
-from forkyard.hosts.memory import MemoryHost
+from forkyard.hosts.memory import MemoryHost, Power
 from forkyard.store.sql import Store
 
 T = TypeVar("T")
 
 
 class AgentHost(MemoryHost):
-    """Machines that are an agent process each."""
+    """Machines that are an agent process each. A copy of one is a new agent: memory is the VM tier's to test."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._guests: dict[Incarnation, Guest] = {}
-        self._cleanups: dict[Incarnation, contextlib.AsyncExitStack] = {}
+        self._agents: dict[Guest, contextlib.AsyncExitStack] = {}
         super().__init__(lambda incarnation, _spec: self._guests[incarnation])
 
     async def create(self, incarnation: Incarnation, spec: CreateSpec) -> Created:
-        async with contextlib.AsyncExitStack() as stack:
-            self._guests[incarnation] = await self._start(incarnation, stack)
-            self._cleanups[incarnation] = stack.pop_all()
+        self._guests[incarnation] = await self._start()
         return await super().create(incarnation, spec)
 
     async def destroy(self, incarnation: Incarnation) -> None:
+        machine = self.world.machines.get(incarnation)
         await super().destroy(incarnation)
-        if incarnation in self._cleanups:
-            await self._cleanups.pop(incarnation).aclose()
+        if machine is not None:
+            await self._end(machine.guest)
 
-    async def _start(self, incarnation: Incarnation, stack: contextlib.AsyncExitStack) -> Guest:
-        directory = self._root / str(incarnation)
-        directory.mkdir()
-        agent = await stack.enter_async_context(LocalAgent(directory))
-        return await connect(agent.socket, timeout_s=20)
+    async def cool(self, incarnation: Incarnation) -> None:
+        """The agent goes on as it is; nobody can reach it meanwhile."""
+        await self._step("cool", incarnation)
+        self._in_power(incarnation, Power.HOT, Power.COLD).power = Power.COLD
+
+    async def stop(self, *, destroy: bool = False) -> None:
+        await super().stop(destroy=destroy)
+        for guest in list(self._agents) if destroy else []:
+            await self._end(guest)
+
+    async def copy_guest(self, incarnation: Incarnation, spec: CreateSpec, source: Guest, *, memory: bool) -> Guest:
+        # A snapshot keeps the machine itself; what is restored from it is new in any case.
+        return source if incarnation in self.world.machines else await self._start()
+
+    async def _start(self) -> Guest:
+        async with contextlib.AsyncExitStack() as stack:
+            directory = Path(tempfile.mkdtemp(dir=self._root))
+            agent = await stack.enter_async_context(LocalAgent(directory))
+            guest = await connect(agent.socket, timeout_s=20)
+            self._agents[guest] = stack.pop_all()
+        return guest
+
+    async def _end(self, guest: Guest) -> None:
+        if guest in self._agents:
+            await guest.aclose()
+            await self._agents.pop(guest).aclose()
 
 
 class Daemon:

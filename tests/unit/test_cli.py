@@ -12,9 +12,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from forkyard import Cause, SandboxInfo, Shape, State
 from forkyard.cli import show
+from forkyard.cli.app import NEVER, given, seconds
 from forkyard.cli.copy import Remote, parse_place
 from forkyard.cli.execs import exec_command, exit_status
+from forkyard.cli.forks import lineage
 from forkyard.cli.root import COMMANDS, cli
 
 
@@ -102,6 +105,65 @@ def test_an_age_is_its_largest_unit(seconds: int, shown: str) -> None:
 )
 def test_only_the_new_end_of_a_growing_text_is_shown(before: str, now: str, fresh: str) -> None:
     assert show.fresh_text(before, now) == fresh
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"), [("300", 300), ("0.5", 0.5), ("90s", 90), ("5m", 300), ("2h", 7200), ("1d", 86400)]
+)
+def test_a_time_is_seconds_or_has_a_unit(typed: str, value: float) -> None:
+    assert seconds(typed) == value
+    assert given({"a": seconds(typed), "b": None, "c": seconds("never")}) == {"a": value, "c": None}
+
+
+@pytest.mark.parametrize("typed", ["", "soon", "-1", "5 m", "1w", "inf", "nan"])
+def test_what_is_no_time_is_a_usage_error_with_an_example(typed: str) -> None:
+    result = CliRunner().invoke(cli, ["create", "--idle-timeout", typed])
+    assert result.exit_code == 2
+    assert "5m" in result.stderr
+    assert seconds("never") == NEVER
+
+
+@pytest.mark.parametrize("command", [["set", "x"], ["resize", "x"], ["snapshots", "rm"], ["rollback", "x"]])
+def test_a_change_of_nothing_is_a_usage_error(command: list[str]) -> None:
+    assert CliRunner().invoke(cli, command).exit_code == 2
+
+
+def sandbox(sandbox_id: str, parent_id: str | None = None, *, ended: bool = False, minute: int = 0) -> SandboxInfo:
+    at = datetime(2026, 1, 1, 0, minute, tzinfo=UTC)
+    return SandboxInfo(
+        id=sandbox_id,
+        parent_id=parent_id,
+        state=State.DELETED if ended else State.RUNNING,
+        cause=Cause.READY,
+        incarnation=1,
+        shape=Shape(vcpus=1, memory_mib=512, disk_gib=8),
+        created_at=at,
+        updated_at=at,
+    )
+
+
+FAMILY = [  # newest first, as the daemon lists them
+    sandbox("grandchild", "child", minute=3),
+    sandbox("dead-end", "root", ended=True, minute=2),
+    sandbox("child", "root", ended=True, minute=1),
+    sandbox("root", ended=True),
+    sandbox("stranger", "forgotten", minute=1),
+    sandbox("gone", ended=True),
+]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "everything", "shown"),
+    [
+        (None, False, ["root", "child", "stranger", "grandchild"]),
+        (None, True, ["root", "gone", "child", "stranger", "dead-end", "grandchild"]),
+        ("grandchild", False, ["root", "child", "grandchild"]),
+        ("dead-end", False, ["root", "child", "dead-end", "grandchild"]),
+        ("stranger", True, ["stranger"]),
+    ],
+)
+def test_a_family_is_what_lives_and_what_it_comes_from(chosen: str | None, everything: bool, shown: list[str]) -> None:
+    assert [info.id for info in lineage(FAMILY, chosen, everything)] == shown
 
 
 def test_no_daemon_is_one_line_with_the_next_step() -> None:

@@ -55,7 +55,9 @@ def test_every_error_is_public() -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("name", ["Forkyard", "Sandbox", "Process", "ExecStream", "Files", "Watch", "Terminal"])
+@pytest.mark.parametrize(
+    "name", ["Forkyard", "Sandbox", "Snapshot", "Process", "ExecStream", "Files", "Watch", "Terminal"]
+)
 def test_sync_and_async_have_the_same_shape(name: str) -> None:
     def shape(cls: type) -> dict[str, list[str]]:
         return {

@@ -1,191 +1,40 @@
-"""The QEMU driver alone, against real machines: one small guest is booted and saved once, every test restores it.
-
-The guest is the base image's kernel and disk without systemd and without the agent: an `/init` that starts a loop which
-runs each line it receives on the agent's port. So these tests stand on the driver only.
-"""
+"""The QEMU driver alone, against real machines: one small guest (see `yard`) is saved once, every test restores it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from forkyard.errors import VmCrashed, VmStartFailed
-from forkyard.images.base import ensure_base_image
-from forkyard.images.initramfs import cpio_newc, regular_file
-from forkyard.models import Shape
-from forkyard.settings import Settings
-from forkyard.vmm.base import BootSource, ExitKind, SnapshotFiles, VmRecord
-from forkyard.vmm.qemu import QemuDriver
+from forkyard.vmm.base import ExitKind, SnapshotFiles, VmRecord
 from forkyard.vmm.qemu.vm import QemuVm
 
+from .yard import Yard, ask, saved_yard, tell, with_vm
+
 pytestmark = pytest.mark.timeout(300)
-T = TypeVar("T")
-
-FIRST_UID = 658000
-INIT = """\
-#!/bin/busybox sh
-export PATH=/bin
-busybox mount -t devtmpfs dev /dev
-busybox mount -t proc proc /proc
-busybox mount -t sysfs sys /sys
-while read -r module; do busybox insmod /modules/$module; done < /modules/order
-until [ -b /dev/vda ]; do busybox sleep 0.05; done
-busybox mount -t ext4 /dev/vda /newroot
-busybox cp /lines.py /newroot/run/lines.py
-for directory in dev proc sys; do busybox mount --move /$directory /newroot/$directory; done
-exec busybox chroot /newroot /bin/sh -c '
-for module in virtio_console virtio_rng pvpanic_pci; do /sbin/modprobe $module; done
-exec python3 -I /run/lines.py'
-"""
-LINES = """\
-import glob, json, os, select, subprocess, time
-while not (ports := glob.glob("/dev/vport*p1")):
-    time.sleep(0.02)
-port = os.open(ports[0], os.O_RDWR | os.O_NONBLOCK)
-poll, buffer = select.poll(), b""
-poll.register(port, select.POLLIN)
-print("forkyard: milestone lines", file=open("/dev/ttyS0", "w"), flush=True)
-while True:
-    (_, happened), = poll.poll()
-    if happened & select.POLLHUP:
-        buffer = b""
-        time.sleep(0.02)
-        continue
-    buffer += os.read(port, 65536)
-    *lines, buffer = buffer.split(b"\\n")
-    for line in lines:
-        done = subprocess.run(["bash", "-c", line], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        os.write(port, json.dumps(done.stdout.decode()).encode() + b"\\n")
-"""
-
-
-@dataclass
-class Yard:
-    """A driver with its own scope, and a saved guest to restore."""
-
-    root: Path
-    driver: QemuDriver
-    snapshot: SnapshotFiles
-    scope: str
-    made: int = 0
-
-    def record(self, name: str = "vm") -> VmRecord:
-        self.made += 1
-        return VmRecord(
-            f"{name}-{self.made}", self.root / "vms" / f"{name}-{self.made}", FIRST_UID + self.made, Shape()
-        )
-
-    def belongings(self) -> set[str]:
-        """All that belongs to VMs of this scope, wherever it is."""
-        found = {str(path) for path in Path("/sys/fs/cgroup").rglob(f"forkyard-{self.scope}/*") if path.is_dir()}
-        for process in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                uid = process.stat().st_uid
-                if f"{self.root}/vms/" in command or FIRST_UID <= uid < FIRST_UID + 1000:
-                    found.add(f"process {process.name} (uid {uid}, {(process / 'ns/net').readlink()}): {command[:80]}")
-        found |= {str(path) for path in self.root.glob("vms/*/*.sock")}
-        return found
-
-
-async def ask(vm: QemuVm, command: str, timeout_s: float = 60) -> str:
-    """Run a command in the guest."""
-    async with asyncio.timeout(timeout_s):
-        reader, writer = await asyncio.open_unix_connection(str(vm.agent_socket))
-        try:
-            writer.write(command.encode() + b"\n")
-            await writer.drain()
-            return str(json.loads(await reader.readline()))
-        finally:
-            writer.close()
-            await writer.wait_closed()
-
-
-async def tell(vm: QemuVm, command: str) -> None:
-    """Run a command from which the guest does not return."""
-    _, writer = await asyncio.open_unix_connection(str(vm.agent_socket))
-    writer.write(command.encode() + b"\n")
-    await writer.drain()
-    # Closing at once would take the line back before the guest has read it.
-    await vm.wait()
-    writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
-
-
-async def make_yard(root: Path) -> Yard:
-    cache_dir = Settings().cache_dir
-    image = await ensure_base_image(cache_dir, lambda *_: None)
-    scope = f"test{os.getpid()}"
-    driver = await QemuDriver.open(cache_dir=root, scope=scope, accel="tcg")
-    initramfs = root / "initramfs"
-    guest = [regular_file("init", INIT.encode(), executable=True), regular_file("lines.py", LINES.encode())]
-    initramfs.write_bytes(image.initramfs.read_bytes() + cpio_newc(guest))
-    ram = Path("/dev/shm") / f"forkyard-{scope}.ram"
-    record = VmRecord("template-t", root / "vms" / "t", FIRST_UID, Shape())
-    vm = await driver.boot(record, BootSource(image.kernel, initramfs, image.disk), ram)
-    try:
-        await vm.cont()
-        assert await ask(vm, "echo booted", 120) == "booted\n"
-        await vm.stop()
-        await vm.save(root / "device-state")
-        await vm.kill()
-    finally:
-        await driver.reclaim(record)
-    assert "forkyard: milestone lines" in vm.console_log.read_text()
-    shutil.move(record.dir / "disk.qcow2", root / "disk.qcow2")
-    for path in (ram, root / "disk.qcow2"):
-        os.chown(path, 0, 0)
-        path.chmod(0o444)
-    return Yard(root, driver, SnapshotFiles(ram, root / "device-state", root / "disk.qcow2"), scope)
 
 
 @pytest.fixture(scope="module")
 def saved() -> Iterator[Yard]:
-    root = Path(tempfile.mkdtemp(prefix="fyd-", dir="/tmp"))
-    root.chmod(0o711)
-    try:
-        yard = asyncio.run(make_yard(root))
+    with saved_yard() as yard:
         yield yard
-        yard.snapshot.ram.unlink()
-    finally:
-        shutil.rmtree(root)
 
 
 @pytest.fixture
 def yard(saved: Yard) -> Iterator[Yard]:
     yield saved
     assert not saved.belongings()
-
-
-def with_vm(yard: Yard, body: Callable[[QemuVm], Awaitable[T]]) -> T:
-    """Restore a guest, let it run, do something with it, and remove it."""
-
-    async def run() -> T:
-        record = yard.record()
-        vm = await yard.driver.restore(record, yard.snapshot)
-        try:
-            await vm.cont()
-            return await body(vm)
-        finally:
-            await yard.driver.reclaim(record)
-
-    return asyncio.run(run())
 
 
 def test_a_restored_guest_goes_on_from_where_it_was_saved(yard: Yard) -> None:
@@ -299,7 +148,7 @@ def test_limits_are_in_force(yard: Yard) -> None:
     assert limits["cgroup.procs"] == limits["pid"]
     assert int(limits["pids.max"]) < 200
     memory = int(limits.get("memory.limit_in_bytes") or limits["memory.max"])
-    assert 512 << 20 < memory < 1024 << 20
+    assert 1024 << 20 < memory < 1536 << 20
 
 
 @pytest.mark.parametrize(
@@ -362,7 +211,7 @@ from forkyard.vmm.qemu import QemuDriver
 root, scope, vm_id, directory, uid, *files = sys.argv[1:]
 async def main():
     driver = await QemuDriver.open(cache_dir=Path(root), scope=scope, accel="tcg")
-    record = VmRecord(vm_id, Path(directory), int(uid), Shape())
+    record = VmRecord(vm_id, Path(directory), int(uid), Shape(), Path(directory, "disk.qcow2"))
     vm = await driver.restore(record, SnapshotFiles(*map(Path, files)))
     await vm.cont()
     print(vm.pid, flush=True)
@@ -501,7 +350,8 @@ def test_a_restore_cancelled_at_any_moment_leaves_nothing(yard: Yard, after_ms: 
 
 
 def test_an_idle_qemu_starts_and_leaves_nothing(yard: Yard) -> None:
-    assert 5 < asyncio.run(yard.driver.start_idle_ms(yard.root)) < 10_000
+    start = asyncio.run(yard.driver.start_idle_ms(yard.root))
+    assert 5 < start.greeting_ms < start.answer_ms < 10_000
 
 
 def test_doctor_lines_are_plain(yard: Yard) -> None:
@@ -509,3 +359,4 @@ def test_doctor_lines_are_plain(yard: Yard) -> None:
     assert checks["qemu"].status == "ok"
     assert "TCG" in checks["accelerator"].summary
     assert "cgroups" in checks
+    assert checks["live-capture"].summary

@@ -6,6 +6,8 @@ Commands import what is heavy (the SDK, rich) inside their functions, so that `f
 from __future__ import annotations
 
 import json
+import math
+import re
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -94,11 +96,34 @@ def pairs(_ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
     return found
 
 
+#: What `never` is among seconds; None is "not given".
+NEVER = math.inf
+_UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def seconds(text: str) -> float:
+    """`300`, `90s`, `5m`, `2h`, `1d`, `never`."""
+    if text == "never":
+        return NEVER
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text)
+    if found is None:
+        raise click.BadParameter(f"{text!r} is no time. Give seconds, or 90s, 5m, 2h, 1d, or never.")
+    return float(found[1]) * _UNITS_S[found[2]]
+
+
+def given(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that were typed, `never` as the SDK spells it."""
+    return {name: None if value == NEVER else value for name, value in options.items() if value not in (None, {})}
+
+
+PERSISTENCE = click.Choice(["ephemeral", "sticky", "persistent"])
+
+
 def find_sandbox(client: Forkyard, typed: str) -> Sandbox:
     """A sandbox by its id, its name, or the beginning of its id. Those that run win over those that have ended."""
     from forkyard.errors import InvalidRequest, SandboxNotFound
 
-    if len(typed) == 16 and typed.isalnum():
+    if len(typed) == 20 and typed.isalnum():
         try:
             return client.sandboxes.get(typed)
         except SandboxNotFound:

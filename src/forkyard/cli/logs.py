@@ -100,7 +100,7 @@ def events_command(app: App, follow: bool, sandbox_id: str | None, after: int | 
             for event in client.events.follow(sandbox_id=only, after=after):
                 app.print_json(event) if app.json else click.echo("  ".join(_row(event)).rstrip())
             return
-        found = client.events.list(sandbox_id=only, after=after)[-limit:]
+        found = client.events.list(sandbox_id=only, after=after, tail=limit)
     if app.json:
         for event in found:
             app.print_json(event)

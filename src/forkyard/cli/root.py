@@ -18,6 +18,17 @@ COMMANDS = {
     "exec": "execs",
     "shell": "shell",
     "cp": "copy",
+    "fork": "forks",
+    "tree": "forks",
+    "pause": "states",
+    "resume": "states",
+    "snapshot": "snapshots",
+    "snapshots": "snapshots",
+    "rollback": "snapshots",
+    "stop": "states",
+    "start": "states",
+    "resize": "states",
+    "set": "states",
     "rm": "sandboxes",
     "logs": "logs",
     "events": "logs",
@@ -49,7 +60,7 @@ class LazyGroup(click.Group):
 @click.option("--api-key", metavar="KEY", help="Default: FORKYARD_API_KEY, else the key file of this machine.")
 @click.pass_context
 def cli(ctx: click.Context, url: str | None, api_key: str | None) -> None:
-    """Linux machines for coding agents: create one, run commands in it, throw it away.
+    """Linux machines for coding agents: create one, run commands in it, fork it, let it sleep, throw it away.
 
     Where a command wants a sandbox ID, the beginning of an id or a sandbox's name will do.
     """

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from forkyard.cli import show
-from forkyard.cli.app import App, Verb, find_sandbox, interactive, pairs, pass_app
+from forkyard.cli.app import PERSISTENCE, App, Verb, find_sandbox, given, interactive, pairs, pass_app, seconds
 
 if TYPE_CHECKING:
     from forkyard import Sandbox, SandboxInfo
@@ -21,26 +21,34 @@ if TYPE_CHECKING:
 @click.option("--disk", "disk_gib", type=int, default=8, show_default=True, metavar="GIB")
 @click.option("--label", "labels", multiple=True, callback=pairs, metavar="KEY=VALUE", help="May be repeated.")
 @click.option("--env", "-e", multiple=True, callback=pairs, metavar="KEY=VALUE", help="For every command in it.")
+@click.option("--snapshot", metavar="SNAPSHOT", help="Id or name of a snapshot to go on from, in its shape.")
+@click.option("--idle-timeout", "idle_timeout_s", type=seconds, help="Sleeps when idle for this long. Default: 5m.")
+@click.option("--ttl", "ttl_s", type=seconds, help="Deleted this long after its creation. Default: never.")
+@click.option(
+    "--persistence",
+    type=PERSISTENCE,
+    help="ephemeral: deleted when it pauses or stops. sticky (default): may give way when the disk is full. "
+    "persistent: never does.",
+)
+@click.option("--priority", type=int, help="0 to 10: of sticky sandboxes the lowest give way first. Default: 5.")
+@click.option("--checkpoint-every", "checkpoint_every_s", type=seconds, help="Take a snapshot this often.")
+@click.option("--checkpoints-kept", type=int, help="How many of those are kept. Default: 5.")
 @pass_app
-def create_command(
-    app: App,
-    name: str | None,
-    vcpus: int,
-    memory_mib: int,
-    disk_gib: int,
-    labels: dict[str, str],
-    env: dict[str, str],
-) -> None:
+def create_command(app: App, /, snapshot: str | None, **options: Any) -> None:
     """Create a sandbox and print its id.
 
-    The first use of a new shape (vCPUs, memory, disk) builds its template once and takes longer.
+    The first use of a new shape (vCPUs, memory, disk) builds its template once and takes longer. Times are seconds, or
+    90s, 5m, 2h, 1d, or never.
     """
+    request = given(options)
     with app.client() as client:
         client.health()  # finds, or starts, the daemon before the spinner below turns
+        if snapshot is not None:
+            from forkyard.cli.snapshots import find_snapshot
+
+            request["snapshot"] = find_snapshot(client, snapshot)
         with _waiting(app, "Creating a sandbox (the first of a shape takes a minute) …"):
-            sandbox = client.sandboxes.create(
-                name=name, vcpus=vcpus, memory_mib=memory_mib, disk_gib=disk_gib, labels=labels, env=env
-            )
+            sandbox = client.sandboxes.create(**request)
     if app.json:
         app.print_json(sandbox.info)
     else:
@@ -58,7 +66,7 @@ def _waiting(app: App, message: str) -> contextlib.AbstractContextManager[object
 @click.command("ls", cls=Verb)
 @click.option("--all", "-a", "everything", is_flag=True, help="Also those that have ended.")
 @click.option("--label", "labels", multiple=True, callback=pairs, metavar="KEY=VALUE", help="May be repeated.")
-@click.option("--state", help="Only those in this state: creating, running, failed …")
+@click.option("--state", help="Only those in this state: running, paused, stopped, failed …")
 @pass_app
 def ls_command(app: App, everything: bool, labels: dict[str, str], state: str | None) -> None:
     """List sandboxes."""
@@ -70,16 +78,18 @@ def ls_command(app: App, everything: bool, labels: dict[str, str], state: str | 
     if app.json:
         app.print_json(found)
     else:
-        show.table(("id", "name", "state", "cause", "shape", "age"), (_row(info) for info in found))
+        columns = ("id", "name", "state", "cause", "shape", "age", *(("detail",) if everything else ()))
+        show.table(columns, (_row(info)[: len(columns)] for info in found))
 
 
 def _row(info: SandboxInfo) -> tuple[str, ...]:
-    from forkyard.lifecycle import ENDED
+    from forkyard.lifecycle import State
 
     shape = info.shape
-    cause = info.cause.value.replace("_", " ") if info.state in ENDED else ""
+    cause = "" if info.state in (State.CREATING, State.RUNNING) else show.cause(info)
     size = f"{shape.vcpus} cpu, {shape.memory_mib} MiB, {shape.disk_gib} GiB"
-    return info.id, info.name or "", info.state.value, cause, size, show.age(info.created_at)
+    detail = " ".join((info.cause_detail or "").split())
+    return info.id, info.name or "", info.state.value, cause, size, show.age(info.created_at), detail
 
 
 @click.command("rm", cls=Verb)

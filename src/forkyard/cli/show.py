@@ -5,6 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forkyard import SandboxInfo
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -18,19 +22,29 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for index, column in enumerate(columns):
         grid.add_column(column.upper(), no_wrap=index == 0 or wide is not None)
     for row in rows:
-        grid.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+        grid.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
     Console(file=sys.stdout, width=wide, highlight=False, soft_wrap=False).print(grid)
 
 
-_STYLES = {
+STYLES = {
     "running": "green",
     "ok": "green",
     "creating": "cyan",
+    "pausing": "cyan",
+    "resuming": "cyan",
+    "starting": "cyan",
+    "stopping": "cyan",
+    "paused": "blue",
+    "stopped": "yellow",
     "failed": "red",
     "warning": "yellow",
     "deleted": "dim",
     "deleting": "dim",
 }
+
+
+def cause(info: SandboxInfo) -> str:
+    return info.cause.value.replace("_", " ")
 
 
 def age(since: datetime, now: datetime | None = None) -> str:

@@ -8,6 +8,7 @@ Unlike a real guest it keeps all output, and does not hold back a process whose 
 from __future__ import annotations
 
 import asyncio
+import copy
 import io
 import secrets
 import shlex
@@ -16,7 +17,7 @@ import tarfile
 import time
 from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -55,7 +56,7 @@ class _Watch:
 
 class _Exec:
     def __init__(self, spec: ExecSpec, env: dict[str, str], hostname: str) -> None:
-        self.id = secrets.token_hex(8)
+        self.id = spec.id or secrets.token_hex(8)
         self.spec = spec
         self.pid = secrets.randbelow(30_000) + 1000
         self.started_at = datetime.now(UTC)
@@ -219,6 +220,16 @@ class FakeGuest:
         for item in self._execs.values():
             async with item.news:
                 item.news.notify_all()
+
+    def twin(self, *, memory: bool) -> FakeGuest:
+        """The guest of a machine copied from this one: the same files and, if `memory`, the same processes."""
+        other = copy.copy(self)
+        other._nodes = {path: replace(node) for path, node in self._nodes.items()}
+        other._execs = dict(self._execs) if memory else {}
+        other._watches = []
+        other.gone = False
+        other.closed = asyncio.Event()
+        return other
 
     async def aclose(self) -> None:
         """The channel is closed; the guest and its processes are what they are."""

@@ -1,21 +1,37 @@
-"""The host's journal: which VMs this host has started, and where each one's belongings are.
+"""The host's journal: which machines this host has, and where each one's belongings are.
 
-One directory per VM, `<state_dir>/vms/<vm_id>/`, holds all that a VM owns: its disk, sockets, logs, and `journal.json`.
-The entry is on disk before the driver starts anything, so that after a crash at any line the next daemon finds either
-nothing, or an entry that leads to everything. A directory without a readable entry belongs to a VM that never started.
+One directory per VM, `<state_dir>/vms/<vm_id>/`, holds its sockets, logs and `journal.json`. The entry is on disk
+before the driver starts anything, so that after a crash at any line the next daemon finds either nothing, or an entry
+that leads to everything. A directory without a readable entry belongs to a VM that never started.
+
+An entry outlives its process: a machine that sleeps on disk, or was shut down, is an entry without a VM.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 
+from forkyard.hosts.base import Incarnation
 from forkyard.models import Milestone, Shape
+from forkyard.storage.disks import backing_file
 from forkyard.vmm.base import VmRecord
 
 ENTRY = "journal.json"
+
+
+class Phase(StrEnum):
+    STARTING = "starting"  # half made; after a crash it is removed
+    RUNNING = "running"
+    PAUSED = "paused"  # CPUs stopped, memory kept by the process
+    COLD = "cold"  # no process; memory and device state are a snapshot on disk
+    STOPPED = "stopped"  # no process, no memory: a disk
 
 
 def host_boot_id() -> str:
@@ -27,20 +43,41 @@ class Entry:
     vm_id: str
     uid: int
     shape: Shape
-    boot_id: str  # of the host: a VM of an earlier boot cannot be alive
-    sandbox_id: str | None = None  # None: the VM that builds a template
+    boot_id: str  # of the host: a process of an earlier boot cannot be alive
+    base: str  # what its RAM is a private copy of: a template's key, or a file of zeros
+    disk: Path
+    next_disk: Path | None = None  # a capture is moving it there
+    phase: Phase = Phase.STARTING
+    sandbox_id: str | None = None  # None: builds a template, or waits in the pool
     incarnation: int = 0
-    template: str = ""
-    ready: bool = False  # the agent has answered; before, the VM is half made
+    env: dict[str, str] = field(default_factory=dict)
+    memory: str | None = None  # the snapshot that holds its memory, when cold
     milestones: list[Milestone] = field(default_factory=list)
+
+    @property
+    def owner(self) -> Incarnation | None:
+        return Incarnation(self.sandbox_id, self.incarnation) if self.sandbox_id else None
 
 
 class Journal:
     def __init__(self, directory: Path) -> None:
         self._dir = directory
+        self._known: dict[str, Entry] = {}
+
+    def load(self) -> list[Entry]:
+        """What an earlier daemon left; called once. Directories without an entry are removed."""
+        if not self._dir.is_dir():
+            return []
+        for path in sorted(self._dir.iterdir()):
+            entry = self._read(path)
+            if entry is None:
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                self._known[entry.vm_id] = entry
+        return list(self._known.values())
 
     def record(self, entry: Entry) -> VmRecord:
-        return VmRecord(vm_id=entry.vm_id, dir=self._dir / entry.vm_id, uid=entry.uid, shape=entry.shape)
+        return VmRecord(entry.vm_id, self._dir / entry.vm_id, entry.uid, entry.shape, entry.disk)
 
     def begin(self, entry: Entry) -> VmRecord:
         """Make the VM's directory and its entry. The directory stays root's: a VM may write to the files it was given,
@@ -48,45 +85,74 @@ class Journal:
         record = self.record(entry)
         self._dir.mkdir(mode=0o711, parents=True, exist_ok=True)
         record.dir.mkdir(mode=0o711)
-        self._write(entry)
+        self.write(entry)
         return record
 
-    def mark_ready(self, entry: Entry, milestones: list[Milestone]) -> Entry:
-        ready = replace(entry, ready=True, milestones=milestones)
-        self._write(ready)
-        return ready
-
-    def entries(self) -> list[Entry]:
-        if not self._dir.is_dir():
-            return []
-        found = [self._read(path) for path in sorted(self._dir.iterdir())]
-        return [entry for entry in found if entry is not None]
-
-    def stray_directories(self) -> list[Path]:
-        """Directories whose VM never got as far as an entry."""
-        if not self._dir.is_dir():
-            return []
-        return [path for path in self._dir.iterdir() if self._read(path) is None]
+    def write(self, entry: Entry, *, durable: bool = False) -> Entry:
+        """`durable`: what it says is true without a process, and must be found after the host lost its power."""
+        body = asdict(entry)
+        body |= {
+            "shape": entry.shape.model_dump(),
+            "milestones": [m.model_dump() for m in entry.milestones],
+            "disk": str(entry.disk),
+            "next_disk": str(entry.next_disk) if entry.next_disk else None,
+        }
+        path = self._dir / entry.vm_id / ENTRY
+        temporary = path.with_suffix(".new")
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump(body, file)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.rename(path)
+        if durable:
+            _sync(path.parent)
+            _sync(self._dir)
+        self._known[entry.vm_id] = entry
+        return entry
 
     def forget(self, entry: Entry) -> None:
         """Remove a VM's directory. Called when nothing of the VM runs any more."""
         shutil.rmtree(self._dir / entry.vm_id, ignore_errors=True)
+        self._known.pop(entry.vm_id, None)
 
-    def _write(self, entry: Entry) -> None:
-        # No fsync: the entry describes processes, which do not survive what an unsynced write does not survive either.
-        body = asdict(entry)
-        body["shape"] = entry.shape.model_dump()
-        body["milestones"] = [m.model_dump() for m in entry.milestones]
-        path = self._dir / entry.vm_id / ENTRY
-        temporary = path.with_suffix(".new")
-        temporary.write_text(json.dumps(body))
-        temporary.rename(path)
+    def disks(self) -> Iterable[Path]:
+        """Disks that machines write to or start from."""
+        for entry in self._known.values():
+            yield entry.disk
+            if entry.next_disk is not None:
+                yield entry.next_disk
+
+    def uids(self) -> set[int]:
+        """In use by a process, or about to be."""
+        return {entry.uid for entry in self._known.values() if entry.phase not in (Phase.COLD, Phase.STOPPED)}
 
     def _read(self, directory: Path) -> Entry | None:
         try:
             body = json.loads((directory / ENTRY).read_text())
             body["shape"] = Shape(**body["shape"])
             body["milestones"] = [Milestone(**m) for m in body["milestones"]]
+            body["phase"] = Phase(body["phase"])
+            body["disk"] = Path(body["disk"])
+            body["next_disk"] = Path(body["next_disk"]) if body["next_disk"] else None
             return Entry(**body)
         except (OSError, ValueError, TypeError, KeyError):
             return None
+
+
+def settled_disk(entry: Entry) -> Entry:
+    """Which disk a machine has whose daemon died during a capture. The new one, if it was made: before the switch it is
+    an empty view of the old one, and after it, it has all that was written since."""
+    if entry.next_disk is None:
+        return entry
+    moved = backing_file(entry.next_disk) == entry.disk
+    return replace(entry, disk=entry.next_disk if moved else entry.disk, next_disk=None)
+
+
+def _sync(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

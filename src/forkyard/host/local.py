@@ -1,7 +1,11 @@
 """This machine as a host: implements the `hosts.base.Host` seam over a VM driver.
 
-Owns: the journal, the user ids of VMs, one `Machine` per running VM, templates. Every acquired thing is pushed on an
-exit stack before the next is acquired, so a create that fails or is cancelled at any line leaves nothing.
+Owns: which machines there are here, with or without a process, and the verbs on them. How a machine is made is
+`foundry`'s, how it is kept ready `pool`'s, how it lies on disk `storage`'s.
+
+Nothing that a verb replaces is touched until its successor has answered: a machine that resumes, boots or rolls back
+writes to a new overlay, so what it came from is still whole if it fails, or if the daemon dies half-way. The control
+plane destroys the predecessor once its record names the successor.
 """
 
 from __future__ import annotations
@@ -9,27 +13,42 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import shutil
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
-from forkyard.errors import NoCapacity, OperationTimeout, SandboxNotFound
+from forkyard.errors import ForkyardError, HostFailure, InternalError, SandboxNotFound
 from forkyard.guest.base import Connector, Guest, Identity
-from forkyard.host.journal import Entry, Journal, host_boot_id
+from forkyard.host.foundry import Foundry, Origin, Shell
+from forkyard.host.journal import Entry, Journal, Phase, host_boot_id, settled_disk
 from forkyard.host.machine import Machine
-from forkyard.host.templates import Templates
-from forkyard.hosts.base import Created, CreateSpec, Ended, Incarnation, Recovered
+from forkyard.host.pool import Pool
+from forkyard.host.templates import ZEROS, Templates
+from forkyard.hosts.base import (
+    Capacity,
+    Created,
+    CreateSpec,
+    Ended,
+    Forked,
+    Incarnation,
+    Recovered,
+    SnapshotMade,
+)
 from forkyard.images import BaseImage
-from forkyard.models import Check, Milestone, SandboxLogs, Shape
+from forkyard.models import Check, SandboxLogs, Shape
 from forkyard.settings import Settings
-from forkyard.vmm.base import Driver, VmExit, VmUsage
+from forkyard.storage.disks import Disks
+from forkyard.storage.snapshots import Saved, Snapshots
+from forkyard.vmm.base import Captured, CaptureTarget, Driver, SnapshotFiles, VmExit, VmUsage
 
 log = structlog.get_logger(__name__)
 
 CONSOLE_TAIL_BYTES = 64 * 1024
+POWER_OFF_S = 20.0
 
 
 def log_progress(step: str, fraction: float | None = None) -> None:
@@ -37,150 +56,346 @@ def log_progress(step: str, fraction: float | None = None) -> None:
 
 
 class LocalHost:
-    def __init__(
-        self,
-        settings: Settings,
-        driver: Driver,
-        connect: Connector,
-        image: BaseImage,
-    ) -> None:
+    def __init__(self, settings: Settings, driver: Driver, connect: Connector, image: BaseImage) -> None:
         self._settings = settings
         self._driver = driver
         self._connect = connect
         self._journal = Journal(settings.state_dir / "vms")
-        self._uids: set[int] = set()
+        self._disks = Disks(settings.state_dir / "disks")
+        self._snapshots = Snapshots(settings.state_dir / "snapshots")
         self._machines: dict[Incarnation, Machine] = {}
-        self._dead: dict[Incarnation, Entry] = {}
+        #: Machines without a process: asleep on disk, shut down, or dead.
+        self._resting: dict[Incarnation, Entry] = {}
         self._ended: asyncio.Queue[Ended] = asyncio.Queue()
+        self._foundry = Foundry(settings, driver, connect, self._journal, self._disks, self._machine_ended)
         self.templates = Templates(
             cache_dir=settings.cache_dir,
             ram_dir=settings.ram_dir,
             driver=driver,
             connect=connect,
             journal=self._journal,
-            allocate_uid=self._allocate_uid,
-            release_uid=self._uids.discard,
+            foundry=self._foundry,
             image=image,
             boot_timeout_s=settings.boot_timeout_s,
+        )
+        self._pool = Pool(
+            self._foundry,
+            self._template_origin,
+            size=settings.pool_size,
+            memory_mib=settings.pool_memory_mib,
+            shells=settings.pool_shells,
         )
 
     @property
     def accel(self) -> str:
         return self._driver.accel
 
+    # ── start and stop ───────────────────────────────────────────────────────────────────────────────────────────
+
     async def start(self) -> Recovered:
         boot_id = host_boot_id()
-        entries = self._journal.entries()
+        entries = await asyncio.to_thread(self._journal.load)
         rebooted = bool(entries) and all(entry.boot_id != boot_id for entry in entries)
-        for path in self._journal.stray_directories():
-            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
-        await asyncio.gather(*(self._recover(entry, boot_id) for entry in entries))
-        self.templates.forget_ram({machine.entry.template for machine in self._machines.values()})
-        return Recovered(frozenset(self._machines), frozenset(self._dead), rebooted)
+        await asyncio.gather(*(self._recover(entry, same_boot=entry.boot_id == boot_id) for entry in entries))
+        await asyncio.to_thread(self._snapshots.clean)
+        self.templates.forget_ram({machine.entry.base for machine in self._machines.values()})
+        await self._collect_disks()
+        by_phase = {phase: {i for i, e in self._resting.items() if e.phase is phase} for phase in Phase}
+        paused = {i for i, machine in self._machines.items() if machine.entry.phase is Phase.PAUSED}
+        return Recovered(
+            adopted=frozenset(self._machines) - paused,
+            paused=frozenset(paused | by_phase[Phase.COLD]),
+            stopped=frozenset(by_phase[Phase.STOPPED]),
+            dead=frozenset(by_phase[Phase.RUNNING]),
+            rebooted=rebooted,
+        )
 
-    async def _recover(self, entry: Entry, boot_id: str) -> None:
+    async def _recover(self, entry: Entry, *, same_boot: bool) -> None:
         record = self._journal.record(entry)
+        if entry.owner is None or entry.phase is Phase.STARTING:
+            log.info("half-made vm removed", vm=entry.vm_id)
+            await self._foundry.remove(entry)
+            return
         vm = None
-        if entry.ready and entry.boot_id == boot_id:
+        if same_boot and entry.phase in (Phase.RUNNING, Phase.PAUSED):
             vm = await self._driver.adopt(record)
         if vm is not None:
+            entry = self._journal.write(replace(entry, disk=vm.disk, next_disk=None))
             machine = Machine(entry, vm, None, self._connect, self._machine_ended)
-            self._machines[machine.incarnation] = machine
-            self._uids.add(entry.uid)
-            log.info("vm adopted", vm=entry.vm_id, pid=vm.pid)
+            machine.awake(entry.phase is Phase.RUNNING)
+            self._machines[entry.owner or Incarnation("", 0)] = machine
+            log.info("vm adopted", vm=entry.vm_id, pid=vm.pid, phase=entry.phase)
             return
         await self._driver.reclaim(record)
-        if entry.ready and entry.sandbox_id is not None:
-            self._dead[Incarnation(entry.sandbox_id, entry.incarnation)] = entry
-        else:
-            log.info("half-made vm removed", vm=entry.vm_id)
-            await asyncio.to_thread(self._journal.forget, entry)
+        entry = settled_disk(entry)
+        if not same_boot and entry.phase is not Phase.COLD:
+            entry = replace(entry, phase=Phase.STOPPED)  # its memory went with the host, its disk did not
+        elif entry.phase is Phase.PAUSED:
+            entry = replace(entry, phase=Phase.RUNNING)  # it died in its sleep
+        if entry.owner is not None:
+            self._resting[entry.owner] = self._journal.write(entry)
 
     async def stop(self, *, destroy: bool = False) -> None:
+        await self._pool.stop()
         if destroy:
-            for incarnation in [*self._machines, *self._dead]:
+            for incarnation in [*self._machines, *self._resting]:
                 await self.destroy(incarnation)
+            for snapshot_id in self._snapshots.ids():
+                await self.delete_snapshot(snapshot_id)
             await asyncio.to_thread(shutil.rmtree, self._settings.ram_dir, ignore_errors=True)
             return
         for machine in list(self._machines.values()):
             await machine.detach()
         self._machines.clear()
 
+    async def prepare(self, shape: Shape) -> str:
+        template = await self.templates.ensure(shape, log_progress)
+        self._pool.start(shape)
+        return template.key
+
+    # ── create, fork, destroy ────────────────────────────────────────────────────────────────────────────────────
+
     async def create(self, incarnation: Incarnation, spec: CreateSpec) -> Created:
+        if spec.snapshot_id is not None:
+            return await self._restored(incarnation, spec)
         template = await self.templates.ensure(spec.shape, log_progress)
-        started = time.monotonic()
-        milestones: list[Milestone] = []
+        parked = self._pool.take(spec.shape)
+        if parked is not None:
+            with contextlib.suppress(ForkyardError):  # it did not survive the wait: make one as if there were no pool
+                return self._keep(incarnation, await self._foundry.give(parked, incarnation, spec.env))
+        origin = Origin(template.key, template.snapshot, pristine=True)
+        shell = self._pool.take_shell(template.key, spec.shape, template.snapshot.ram)
+        return self._keep(incarnation, await self._foundry.restore(incarnation, spec.shape, origin, spec.env, shell))
 
-        def note(name: str) -> None:
-            milestones.append(Milestone(name=name, at_ms=round((time.monotonic() - started) * 1000, 1)))
+    async def fork(self, source: Incarnation, children: Sequence[Incarnation], env: Mapping[str, str]) -> Forked:
+        shape, base, ram = self._ram_of(source)
+        # Hypervisors start while the parent still runs: what takes long is done before anything is stopped.
+        shells = [asyncio.ensure_future(self._shell(child, base, shape, ram)) for child in children]
+        try:
+            async with self._instant(source) as (files, paused_ms):
+                origin = Origin(base, files)
 
-        async with contextlib.AsyncExitStack() as undo:
-            uid = self._allocate_uid()
-            undo.callback(self._uids.discard, uid)
-            entry = Entry(
-                vm_id=str(incarnation),
-                uid=uid,
-                shape=spec.shape,
-                boot_id=host_boot_id(),
-                sandbox_id=incarnation.sandbox_id,
-                incarnation=incarnation.number,
-                template=template.key,
-            )
-            undo.callback(self._journal.forget, entry)
-            record = self._journal.begin(entry)
-            undo.push_async_callback(self._driver.reclaim, record)
-            try:
-                async with asyncio.timeout(self._settings.create_timeout_s):
-                    vm = await self._driver.restore(record, template.snapshot)
-                    undo.push_async_callback(vm.kill)
-                    note("restored")
-                    await vm.cont()
-                    guest = await self._connect(
-                        str(vm.agent_socket), timeout_s=self._settings.create_timeout_s, fresh=True
-                    )
-                    undo.push_async_callback(guest.aclose)
-                    note("agent-connected")
-                    await guest.adopt_identity(
-                        Identity(incarnation.sandbox_id, incarnation.sandbox_id, os.urandom(64), spec.env, new=True)
-                    )
-                    note("ready")
-            except TimeoutError:
-                raise OperationTimeout(
-                    f"the machine did not answer within {self._settings.create_timeout_s:.0f} s; `forkyard doctor` "
-                    "may tell why (an overloaded host is the usual reason)"
-                ) from None
-            entry = self._journal.mark_ready(entry, milestones)
-            self._machines[incarnation] = Machine(entry, vm, guest, self._connect, self._machine_ended)
-            undo.pop_all()
-        return Created(template.key, milestones)
+                async def one(child: Incarnation, shell: asyncio.Future[Shell]) -> Created:
+                    machine = await self._foundry.restore(child, shape, origin, env, await shell)
+                    return self._keep(child, machine)
+
+                pairs = list(zip(children, shells, strict=True))
+                shells = []  # each is its child's affair now
+                outcomes = await asyncio.gather(*(one(*pair) for pair in pairs), return_exceptions=True)
+            return Forked(paused_ms, [_outcome(outcome) for outcome in outcomes])
+        finally:
+            for shell in await asyncio.gather(*shells, return_exceptions=True):
+                if isinstance(shell, Shell):
+                    await self._foundry.discard(shell)
+
+    async def _shell(self, owner: Incarnation, base: str, shape: Shape, ram: Path) -> Shell:
+        return self._pool.take_shell(base, shape, ram) or await self._foundry.start_shell(str(owner), shape, base, ram)
 
     async def destroy(self, incarnation: Incarnation) -> None:
         machine = self._machines.pop(incarnation, None)
-        entry = machine.entry if machine else self._dead.get(incarnation)
+        entry = machine.entry if machine else self._resting.get(incarnation)
         if machine is not None:
             await machine.kill()
         if entry is None:
             return
+        await self._foundry.remove(entry)
+        if entry.memory is not None:
+            await asyncio.to_thread(self._snapshots.delete, entry.memory)
+        self._resting.pop(incarnation, None)
+        await self._collect_disks()
+
+    # ── sleep ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def pause(self, incarnation: Incarnation) -> None:
+        machine = self._machine(incarnation)
+        await machine.vm.stop()
+        machine.awake(False)
+        machine.entry = self._journal.write(replace(machine.entry, phase=Phase.PAUSED))
+
+    async def cool(self, incarnation: Incarnation) -> None:
+        if incarnation in self._resting:
+            return
+        machine = self._machine(incarnation)
+        memory = f"memory-{machine.entry.vm_id}"
+        async with self._captured(machine, seal=False) as (files, _):
+            await self._write(memory, machine.entry, files)
+        entry = await asyncio.to_thread(
+            self._journal.write, replace(machine.entry, phase=Phase.COLD, memory=memory), durable=True
+        )
+        del self._machines[incarnation]
+        self._resting[incarnation] = machine.entry = entry
+        await machine.kill()
         await self._driver.reclaim(self._journal.record(entry))
-        await asyncio.to_thread(self._journal.forget, entry)
-        self._dead.pop(incarnation, None)
-        self._uids.discard(entry.uid)
+        self._foundry.release_uid(entry.uid)
+
+    async def resume(self, incarnation: Incarnation, successor: Incarnation) -> Incarnation:
+        machine = self._machines.get(incarnation)
+        if machine is not None:
+            await machine.vm.cont()
+            machine.awake(True)
+            guest = await machine.reachable(self._settings.create_timeout_s)
+            # The clock stood still with the machine.
+            await guest.adopt_identity(
+                Identity(incarnation.sandbox_id, incarnation.sandbox_id, os.urandom(64), machine.entry.env)
+            )
+            machine.entry = self._journal.write(replace(machine.entry, phase=Phase.RUNNING))
+            return incarnation
+        entry = self._resting_entry(incarnation)
+        if entry.memory is None:
+            raise HostFailure(
+                f"the memory of sandbox {incarnation.sandbox_id} is gone; boot from its disk: resume(memory=False)"
+            )
+        async with self._saved(entry.memory) as origin:
+            # Through the entry, not the snapshot: the same memory, on an overlay of its own.
+            shell = self._pool.take_shell(origin.base, entry.shape, origin.files.ram)
+            machine = await self._foundry.restore(successor, entry.shape, origin, entry.env, shell)
+        self._keep(successor, machine)
+        return successor
+
+    async def power_off(self, incarnation: Incarnation) -> None:
+        machine = self._machines.get(incarnation)
+        if machine is None:
+            entry = self._resting_entry(incarnation)
+        else:
+            if machine.entry.phase is Phase.PAUSED:
+                await self.resume(incarnation, incarnation)
+            await machine.shut_down("systemctl poweroff", POWER_OFF_S)
+            await self._driver.reclaim(self._journal.record(machine.entry))
+            self._foundry.release_uid(machine.entry.uid)
+            entry = machine.entry
+        stopped = await asyncio.to_thread(
+            self._journal.write, replace(entry, phase=Phase.STOPPED, memory=None), durable=True
+        )
+        self._machines.pop(incarnation, None)
+        self._resting[incarnation] = stopped
+        if entry.memory is not None:
+            await asyncio.to_thread(self._snapshots.delete, entry.memory)
+
+    async def boot(self, incarnation: Incarnation, successor: Incarnation, spec: CreateSpec) -> Created:
+        machine = self._machines.get(incarnation)
+        if machine is not None:  # paused, or dead: in either case its disk is what counts
+            await machine.kill()
+            await self._driver.reclaim(self._journal.record(machine.entry))
+            self._resting[incarnation] = machine.entry
+            del self._machines[incarnation]
+        entry = self._resting_entry(incarnation)
+        disk = self._disks.new_path()
+        await self._disks.make_overlay(disk, entry.disk, spec.shape.disk_gib)
+        source = await self.templates.boot_source()
+        ram = await self.templates.ram_of(f"{ZEROS}{spec.shape.memory_mib}", spec.shape)
+        return self._keep(successor, await self._foundry.boot(successor, spec.shape, source, disk, ram, spec.env))
+
+    # ── snapshots ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def snapshot(self, incarnation: Incarnation, snapshot_id: str) -> SnapshotMade:
+        entry = self._resting.get(incarnation)
+        if entry is not None and entry.memory is not None:
+            saved = await asyncio.to_thread(self._snapshots.copy, entry.memory, snapshot_id, entry.disk)
+            return SnapshotMade(saved.size_bytes, 0.0)
+        machine = self._machine(incarnation)
+        async with self._captured(machine, seal=True) as (files, paused_ms):
+            saved = await self._write(snapshot_id, machine.entry, files)
+        return SnapshotMade(saved.size_bytes, paused_ms)
+
+    async def _write(self, snapshot_id: str, entry: Entry, files: SnapshotFiles) -> Saved:
+        assert files.layer is not None
+        return await asyncio.to_thread(
+            self._snapshots.write, snapshot_id, entry.base, entry.shape, files.layer, files.device_state, files.disk
+        )
+
+    async def delete_snapshot(self, snapshot_id: str) -> None:
+        await asyncio.to_thread(self._snapshots.delete, snapshot_id)
+        await self._collect_disks()
+
+    async def rollback(self, _incarnation: Incarnation, successor: Incarnation, spec: CreateSpec) -> Created:
+        return await self._restored(successor, spec)
+
+    async def _restored(self, incarnation: Incarnation, spec: CreateSpec) -> Created:
+        assert spec.snapshot_id is not None
+        async with self._saved(spec.snapshot_id) as origin:
+            shape = self._snapshots.read(spec.snapshot_id).shape
+            shell = self._pool.take_shell(origin.base, shape, origin.files.ram)
+            machine = await self._foundry.restore(incarnation, shape, origin, spec.env, shell)
+        return self._keep(incarnation, machine)
+
+    @contextlib.asynccontextmanager
+    async def _instant(self, source: Incarnation) -> AsyncIterator[tuple[SnapshotFiles, float]]:
+        """A machine at this moment, as files to restore from; gone when the block ends. VMs keep what they mapped."""
+        entry = self._resting.get(source)
+        if entry is not None and entry.memory is not None:
+            async with self._saved(entry.memory) as origin:
+                yield origin.files, 0.0
+        else:
+            async with self._captured(self._machine(source), seal=True) as (files, paused_ms):
+                yield files, paused_ms
+
+    @contextlib.asynccontextmanager
+    async def _captured(self, machine: Machine, *, seal: bool) -> AsyncIterator[tuple[SnapshotFiles, float]]:
+        name = self._settings.ram_dir / f"capture-{secrets.token_hex(6)}"
+        layer, device_state = name.with_suffix(".layer"), name.with_suffix(".state")
+        before = machine.entry
+        next_disk = self._disks.new_path() if seal else None
+        # Told before it is done: whatever becomes of this daemon, both disks are known to be in use.
+        machine.entry = self._journal.write(replace(before, next_disk=next_disk))
+        captured: Captured | None = None
+        try:
+            try:
+                captured = await machine.vm.capture(
+                    CaptureTarget(layer, device_state, next_disk), keep_running=before.phase is Phase.RUNNING
+                )
+            finally:
+                machine.entry = self._journal.write(replace(machine.entry, disk=machine.vm.disk, next_disk=None))
+                if next_disk is not None:
+                    self._disks.release(next_disk)
+            paused_ms = captured.paused_ms if before.phase is Phase.RUNNING else 0.0
+            ram = self._settings.ram_dir / f"{before.base}.ram"
+            yield SnapshotFiles(ram, device_state, captured.disk, layer), paused_ms
+        finally:
+            layer.unlink(missing_ok=True)
+            device_state.unlink(missing_ok=True)
+
+    @contextlib.asynccontextmanager
+    async def _saved(self, snapshot_id: str) -> AsyncIterator[Origin]:
+        """A snapshot on disk, with its pages on tmpfs as long as the block lasts. Verified."""
+        saved = await asyncio.to_thread(self._snapshots.read, snapshot_id)
+        ram = await self.templates.ram_of(saved.template, saved.shape)
+        layer = self._settings.ram_dir / f"saved-{secrets.token_hex(6)}.layer"
+        try:
+            await asyncio.to_thread(self._snapshots.load, saved, layer)
+            files = SnapshotFiles(ram, self._snapshots.device_state(snapshot_id), saved.disk, layer)
+            yield Origin(saved.template, files)
+        finally:
+            layer.unlink(missing_ok=True)
+
+    # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def guest(self, incarnation: Incarnation) -> Guest:
         return self._machine(incarnation).guest
 
     async def logs(self, incarnation: Incarnation) -> SandboxLogs:
         machine = self._machines.get(incarnation)
-        entry = machine.entry if machine else self._dead.get(incarnation)
+        entry = machine.entry if machine else self._resting.get(incarnation)
         if entry is None:
             raise SandboxNotFound(f"no machine of sandbox {incarnation.sandbox_id} is on this host")
         console = await self._driver.console(self._journal.record(entry), CONSOLE_TAIL_BYTES)
         return SandboxLogs(
-            template_boot=self.templates.milestones(entry.template), create=entry.milestones, console=console
+            template_boot=self.templates.milestones(entry.base), create=entry.milestones, console=console
         )
 
     async def usage(self, incarnation: Incarnation) -> VmUsage:
         return await self._machine(incarnation).vm.usage()
+
+    async def stored_bytes(self, incarnation: Incarnation) -> int:
+        machine = self._machines.get(incarnation)
+        entry = machine.entry if machine else self._resting.get(incarnation)
+        if entry is None:
+            return 0
+        disk = await asyncio.to_thread(self._disks.own_bytes, entry.disk)
+        return disk + (self._snapshots.stored_bytes(entry.memory) if entry.memory else 0)
+
+    def capacity(self) -> Capacity:
+        pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+        return Capacity(pages * page >> 20, shutil.disk_usage(self._settings.state_dir).free)
 
     async def checks(self) -> list[Check]:
         return [*await self._driver.checks(), _free_space(self._settings.state_dir)]
@@ -189,8 +404,20 @@ class LocalHost:
         while True:
             yield await self._ended.get()
 
-    async def prepare(self, shape: Shape) -> str:
-        return (await self.templates.ensure(shape, log_progress)).key
+    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _template_origin(self, shape: Shape) -> Origin:
+        template = await self.templates.ensure(shape, log_progress)
+        return Origin(template.key, template.snapshot, pristine=True)
+
+    def _keep(self, incarnation: Incarnation, machine: Machine) -> Created:
+        self._machines[incarnation] = machine
+        return Created(machine.entry.base, machine.entry.milestones)
+
+    def _ram_of(self, incarnation: Incarnation) -> tuple[Shape, str, Path]:
+        machine = self._machines.get(incarnation)
+        entry = machine.entry if machine else self._resting_entry(incarnation)
+        return entry.shape, entry.base, self._settings.ram_dir / f"{entry.base}.ram"
 
     def _machine(self, incarnation: Incarnation) -> Machine:
         machine = self._machines.get(incarnation)
@@ -198,18 +425,24 @@ class LocalHost:
             raise SandboxNotFound(f"sandbox {incarnation.sandbox_id} does not run on this host")
         return machine
 
+    def _resting_entry(self, incarnation: Incarnation) -> Entry:
+        entry = self._resting.get(incarnation)
+        if entry is None:
+            raise SandboxNotFound(f"no machine of sandbox {incarnation.sandbox_id} is on this host")
+        return entry
+
     def _machine_ended(self, incarnation: Incarnation, exit_: VmExit) -> None:
         self._ended.put_nowait(Ended(incarnation, exit_))
 
-    def _allocate_uid(self) -> int:
-        base, count = self._settings.vm_uid_base, self._settings.vm_uid_count
-        uid = next((uid for uid in range(base, base + count) if uid not in self._uids), None)
-        if uid is None:
-            raise NoCapacity(
-                f"all {count} user ids for VMs are in use; delete sandboxes, or raise FORKYARD_VM_UID_COUNT"
-            )
-        self._uids.add(uid)
-        return uid
+    async def _collect_disks(self) -> None:
+        await asyncio.to_thread(lambda: self._disks.collect([*self._journal.disks(), *self._snapshots.disks()]))
+
+
+def _outcome(outcome: Created | BaseException) -> Created | ForkyardError:
+    if isinstance(outcome, Created | ForkyardError):
+        return outcome
+    log.error("a child was not made", exc_info=outcome)
+    return InternalError("this child could not be made; the daemon's log has the details")
 
 
 def _free_space(directory: Path) -> Check:

@@ -1,7 +1,7 @@
 """One VM's supervisor: owns its process, its channel, and what becomes of them.
 
 Two watchers run as long as the VM does: one waits for its end and reports it, one reconnects the channel when it breaks
-(the guest restarted its agent, say). `destroy` is the undo of everything; `detach` lets go and leaves the VM running.
+(the guest restarted its agent, say). `kill` ends the VM; `detach` lets go and leaves it running.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import structlog
 
 from forkyard.errors import ForkyardError, GuestUnreachable
-from forkyard.guest.base import Connector, Guest
+from forkyard.guest.base import Connector, ExecSpec, Guest
 from forkyard.host.journal import Entry
 from forkyard.hosts.base import Incarnation
 from forkyard.vmm.base import Vm, VmExit
@@ -22,24 +22,19 @@ log = structlog.get_logger(__name__)
 
 RECONNECT_TIMEOUT_S = 30.0
 
+OnEnd = Callable[[Incarnation, VmExit], None]
+
 
 class Machine:
-    def __init__(
-        self,
-        entry: Entry,
-        vm: Vm,
-        guest: Guest | None,
-        connect: Connector,
-        on_end: Callable[[Incarnation, VmExit], None],
-    ) -> None:
-        assert entry.sandbox_id is not None
+    def __init__(self, entry: Entry, vm: Vm, guest: Guest | None, connect: Connector, on_end: OnEnd) -> None:
         self.entry = entry
         self.vm = vm
-        self.incarnation = Incarnation(entry.sandbox_id, entry.incarnation)
         self._guest = guest
         self._connect = connect
         self._on_end = on_end
         self._exit: VmExit | None = None
+        #: While its CPUs are stopped no agent can answer, and nobody should ask.
+        self._awake = asyncio.Event()
         self._watchers = [asyncio.create_task(self._watch_end()), asyncio.create_task(self._watch_channel())]
 
     @property
@@ -54,10 +49,24 @@ class Machine:
             )
         return self._guest
 
+    def awake(self, awake: bool) -> None:
+        if awake:
+            self._awake.set()
+        else:
+            self._awake.clear()
+
+    async def reachable(self, timeout_s: float) -> Guest:
+        """The guest, once it can be talked to."""
+        async with asyncio.timeout(timeout_s):
+            while self._guest is None or self._guest.closed.is_set():
+                await asyncio.sleep(0.005)
+            return self._guest
+
     async def _watch_end(self) -> None:
         self._exit = await self.vm.wait()
         log.info("vm ended", vm=self.entry.vm_id, kind=self._exit.kind, detail=self._exit.detail)
-        self._on_end(self.incarnation, self._exit)
+        if self.entry.owner is not None:
+            self._on_end(self.entry.owner, self._exit)
 
     async def _watch_channel(self) -> None:
         pause_s = 0.05
@@ -65,6 +74,7 @@ class Machine:
             if self._guest is not None:
                 await self._guest.closed.wait()
                 await self._guest.aclose()
+            await self._awake.wait()
             try:
                 self._guest = await self._connect(str(self.vm.agent_socket), timeout_s=RECONNECT_TIMEOUT_S)
                 pause_s = 0.05
@@ -75,20 +85,27 @@ class Machine:
                 pause_s = min(pause_s * 2, 5.0)
 
     async def detach(self) -> None:
-        await self._stop_watching()
-        if self._guest is not None:
-            await self._guest.aclose()
+        await self._let_go()
         await self.vm.detach()
 
     async def kill(self) -> None:
-        await self._stop_watching()
-        if self._guest is not None:
-            await self._guest.aclose()
+        await self._let_go()
         await self.vm.kill()
 
-    async def _stop_watching(self) -> None:
+    async def shut_down(self, command: str, timeout_s: float) -> None:
+        """Ask the guest to end; whatever it does, it has ended when this returns."""
+        self._watchers[0].cancel()
+        with contextlib.suppress(ForkyardError, TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self.guest.start(ExecSpec(command))
+                await self.vm.wait()
+        await self.kill()
+
+    async def _let_go(self) -> None:
         for task in self._watchers:
             task.cancel()
         for task in self._watchers:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        if self._guest is not None:
+            await self._guest.aclose()

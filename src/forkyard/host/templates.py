@@ -21,9 +21,11 @@ from pathlib import Path
 
 import structlog
 
-from forkyard.errors import ForkyardError, TemplateBuildFailed
-from forkyard.guest.base import Connector, ExecSpec, Exit, Guest, Output
-from forkyard.host.journal import Entry, Journal, host_boot_id
+from forkyard.errors import ForkyardError, SnapshotCorrupt, TemplateBuildFailed
+from forkyard.guest.base import Connector, Guest
+from forkyard.host import errand
+from forkyard.host.foundry import Foundry
+from forkyard.host.journal import Journal
 from forkyard.images import BaseImage, Progress, agent_archive
 from forkyard.models import Milestone, Shape
 from forkyard.vmm.base import BootSource, Driver, SnapshotFiles, Vm
@@ -34,6 +36,9 @@ AGENT_DIR = Path(__file__).parent.parent / "guest_agent"
 
 #: Part of the key: change it when what is done to a machine before it is saved changes.
 RECIPE = 1
+
+#: A machine that booted by itself has no template: its RAM is a private copy of zeros.
+ZEROS = "zero-"
 
 #: Run once before the snapshot, so that the usual tools are in the page cache of every sandbox. Failure is not fatal.
 WARM_UP = (
@@ -76,8 +81,7 @@ class Templates:
         driver: Driver,
         connect: Connector,
         journal: Journal,
-        allocate_uid: Callable[[], int],
-        release_uid: Callable[[int], None],
+        foundry: Foundry,
         image: BaseImage,
         boot_timeout_s: float,
     ) -> None:
@@ -86,8 +90,7 @@ class Templates:
         self._driver = driver
         self._connect = connect
         self._journal = journal
-        self._allocate_uid = allocate_uid
-        self._release_uid = release_uid
+        self._foundry = foundry
         self._image = image
         self._boot_timeout_s = boot_timeout_s
         self._ready: dict[Shape, Template] = {}
@@ -133,6 +136,35 @@ class Templates:
         files = SnapshotFiles(ram, directory / "device-state", directory / "disk.qcow2")
         return Template(key, files, self.milestones(key))
 
+    async def boot_source(self) -> BootSource:
+        """What any machine boots with: the image's kernel, and an initramfs that brings the agent."""
+        agent_hash = await asyncio.to_thread(tree_hash, AGENT_DIR)
+        initramfs = self._dir / f"initramfs-{self._image.key}-{agent_hash[:12]}"
+        if not initramfs.exists():
+            archive = await asyncio.to_thread(agent_archive, AGENT_DIR)
+            partial = initramfs.with_name(f".{initramfs.name}.{os.getpid()}")
+            partial.write_bytes(self._image.initramfs.read_bytes() + archive)
+            partial.chmod(0o444)
+            partial.rename(initramfs)
+        return BootSource(self._image.kernel, initramfs, self._image.disk)
+
+    async def ram_of(self, base: str, shape: Shape) -> Path:
+        """The RAM that a snapshot's pages differ from, on tmpfs."""
+        ram = self._ram_dir / f"{base}.ram"
+        if not ram.exists():
+            if base.startswith(ZEROS):
+                self._ram_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
+                with ram.open("wb") as file:
+                    file.truncate(shape.memory_mib << 20)
+                ram.chmod(0o444)
+            elif (self._dir / base / "manifest.json").exists():
+                await self._load(base)
+            else:
+                raise SnapshotCorrupt(
+                    f"the template {base} it rests on is no longer in the cache. Its disk may be: resume(memory=False)"
+                )
+        return ram
+
     def forget_ram(self, used: Collection[str]) -> None:
         """Give back the memory of templates that no running VM needs."""
         if self._ram_dir.is_dir():
@@ -161,16 +193,13 @@ class Templates:
         self._ram_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
         ram = self._ram_dir / f"{key}.building"
         ram.unlink(missing_ok=True)
-        entry = Entry(f"template-{key}", self._allocate_uid(), shape, host_boot_id(), template=key)
+        entry = self._foundry.new_entry(f"template-{key}", shape, key, scratch / "disk.qcow2")
         record = self._journal.record(entry)
         started = time.monotonic()
         try:
             self._journal.forget(entry)
             self._journal.begin(entry)
-            initramfs = scratch / "initramfs"
-            archive = await asyncio.to_thread(agent_archive, AGENT_DIR)
-            await asyncio.to_thread(initramfs.write_bytes, image.initramfs.read_bytes() + archive)
-            vm = await self._driver.boot(record, BootSource(image.kernel, initramfs, image.disk), ram)
+            vm = await self._driver.boot(record, await self.boot_source(), ram)
             guest: Guest | None = None
             try:
                 async with asyncio.timeout(self._boot_timeout_s):
@@ -192,9 +221,7 @@ class Templates:
                 if guest is not None:
                     await guest.aclose()
                 await vm.kill()
-            initramfs.unlink()
             await _sparse_copy(ram, scratch / "ram")
-            shutil.move(record.dir / "disk.qcow2", scratch / "disk.qcow2")
             os.chown(scratch / "disk.qcow2", 0, 0)
             for name in ("disk.qcow2", "device-state", "ram"):
                 (scratch / name).chmod(0o444)
@@ -212,9 +239,7 @@ class Templates:
             scratch.rename(final)
             log.info("template built", key=key, shape=str(shape), seconds=manifest["built_in_s"])
         finally:
-            await self._driver.reclaim(record)
-            self._journal.forget(entry)
-            self._release_uid(entry.uid)
+            await self._foundry.remove(entry)
             ram.unlink(missing_ok=True)
             shutil.rmtree(scratch, ignore_errors=True)
 
@@ -238,33 +263,22 @@ class Templates:
                 raise TemplateBuildFailed(f"the machine ended while it booted: {ended.result().detail}")
             guest = await guest_task
             note("agent")
-            state = await _run(guest, "systemctl is-system-running --wait")
+            state = await errand.run(guest, "systemctl is-system-running --wait")
             if state != "running":
-                failed = await _run(guest, "systemctl --failed --no-legend --plain")
+                failed = await errand.run(guest, "systemctl --failed --no-legend --plain")
                 raise TemplateBuildFailed(f"systemd reports {state!r}: {failed}")
             note("systemd-running")
             progress("template: warming up", 0.7)
-            await _run(guest, "resize2fs /dev/vda")
+            await errand.run(guest, "resize2fs /dev/vda")
             for command in WARM_UP:
-                await _run(guest, command)
+                await errand.run(guest, command)
             # Keys that every sandbox of this template has identify none of them; a boot makes new ones.
-            await _run(guest, "rm -f /etc/ssh/ssh_host_*_key*")
-            await _run(guest, "journalctl --sync; sync")
+            await errand.run(guest, "rm -f /etc/ssh/ssh_host_*_key*")
+            await errand.run(guest, "journalctl --sync; sync")
             return guest, sorted(milestones.values(), key=lambda m: m.at_ms)
         finally:
             for task in (watcher, ended, guest_task):
                 task.cancel()
-
-
-async def _run(guest: Guest, command: str) -> str:
-    out = bytearray()
-    async with guest.execute(ExecSpec(command, timeout_s=120)) as execution:
-        async for item in execution:
-            if isinstance(item, Output) and len(out) < 65536:
-                out += item.data
-            elif isinstance(item, Exit) and item.exit_code != 0:
-                log.debug("warm-up command failed", command=command, exit_code=item.exit_code)
-    return out.decode(errors="replace").strip()
 
 
 async def _watch_console(console: Path, note: Callable[[str], None]) -> None:

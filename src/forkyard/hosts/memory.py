@@ -1,35 +1,71 @@
 """A host that is only memory: the seam's fake, for tests of the control plane and the API.
 
-Owns: machines that are nothing but a guest object. They live in a `MemoryWorld`; a second `MemoryHost` on the same
-world finds them again, as a new daemon on a real host does. Never does: files, processes, VMs.
+Owns: machines that are nothing but a guest object, and snapshots of them. They live in a `MemoryWorld`; a second
+`MemoryHost` on the same world finds them again, as a new daemon on a real host does. Never does: files, processes, VMs.
 
     world = MemoryWorld()
     host = MemoryHost(world, FaultPlan(delay_s={"create": 0.1}, fail={"destroy": HostFailure("stuck")}))
     host.end(incarnation, ExitKind.PANIC, "the guest kernel panicked")
 
-Steps that a `FaultPlan` can name: start, create, destroy, logs, usage, checks, prepare.
+It is strict: a verb that the state of a machine does not allow is an error, so a control plane that mixes up its turns
+is found out. Steps that a `FaultPlan` can name are the verbs of the seam: start, create, destroy, fork, pause, cool,
+resume, power_off, boot, snapshot, rollback, delete_snapshot, stored_bytes, logs, usage, checks, prepare; and `child.N`,
+the child number N (from 0) of a fork. `host.holds[step] = event` lets every caller wait at that step.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from forkyard.errors import HostFailure, SandboxNotFound
+from forkyard.errors import ForkyardError, HostFailure, SandboxNotFound, SnapshotCorrupt, SnapshotNotFound
 from forkyard.guest.base import Guest
-from forkyard.hosts.base import Created, CreateSpec, Ended, Host, Incarnation, Recovered
+from forkyard.hosts.base import (
+    Capacity,
+    Created,
+    CreateSpec,
+    Ended,
+    Forked,
+    Host,
+    Incarnation,
+    Recovered,
+    SnapshotMade,
+)
 from forkyard.models import Check, Milestone, SandboxLogs, Shape
 from forkyard.vmm.base import ExitKind, FaultPlan, VmExit, VmUsage
 
 NewGuest = Callable[[Incarnation, CreateSpec], Guest]
 
+_PAUSED_MS = 0.5
+_MIB = 2**20
+_AMPLE = Capacity(memory_mib=2**20, disk_free_bytes=2**50)
+
+
+class Power(StrEnum):
+    RUNNING = "running"
+    HOT = "hot"  # CPUs stopped, memory kept
+    COLD = "cold"  # memory on disk, no process
+    OFF = "off"  # only the disk
+
+
+@runtime_checkable
+class Copyable(Protocol):
+    def twin(self, *, memory: bool) -> Guest:
+        """A guest with the same files, and with the same processes if `memory`."""
+        ...
+
 
 @dataclass
 class MemoryMachine:
     guest: Guest
+    spec: CreateSpec = field(default_factory=lambda: CreateSpec(Shape()))
+    power: Power = Power.RUNNING
     exit: VmExit | None = None
+    corrupt: bool = False  # what was saved of its memory is damaged
+    stored_bytes: int = _MIB
     logs: SandboxLogs = field(
         default_factory=lambda: SandboxLogs(
             template_boot=[Milestone(name="kernel", at_ms=400.0), Milestone(name="agent-ready", at_ms=9000.0)],
@@ -39,22 +75,51 @@ class MemoryMachine:
     )
 
 
+@dataclass(frozen=True)
+class MemorySnapshot:
+    guest: Guest
+    spec: CreateSpec
+
+
 @dataclass
 class MemoryWorld:
     """What would outlive the daemon."""
 
     machines: dict[Incarnation, MemoryMachine] = field(default_factory=dict)
+    snapshots: dict[str, MemorySnapshot] = field(default_factory=dict)
     rebooted: bool = False
+
+    def reboot(self) -> None:
+        """The host is restarted: of every machine that was not saved only the disk is left."""
+        self.rebooted = True
+        for machine in self.machines.values():
+            if machine.exit is None and machine.power is not Power.COLD:
+                machine.power = Power.OFF
 
 
 class MemoryHost:
     def __init__(self, new_guest: NewGuest, world: MemoryWorld | None = None, faults: FaultPlan | None = None) -> None:
         self.world = world or MemoryWorld()
         self.faults = faults or FaultPlan()
-        #: When set to an event, a create waits for it at its last step.
-        self.hold_creates: asyncio.Event | None = None
+        #: What this host has; a test may make it small.
+        self.room = _AMPLE
+        #: Callers wait for these events at the step of that name.
+        self.holds: dict[str, asyncio.Event] = {}
+        #: Every verb called, as (step, incarnation), in order.
+        self.calls: list[tuple[str, Incarnation]] = []
         self._new_guest = new_guest
         self._ended: asyncio.Queue[Ended] = asyncio.Queue()
+
+    @property
+    def hold_creates(self) -> asyncio.Event | None:
+        return self.holds.get("create")
+
+    @hold_creates.setter
+    def hold_creates(self, event: asyncio.Event | None) -> None:
+        if event is None:
+            self.holds.pop("create", None)
+        else:
+            self.holds["create"] = event
 
     @property
     def accel(self) -> str:
@@ -62,31 +127,133 @@ class MemoryHost:
 
     async def start(self) -> Recovered:
         await self._step("start")
-        machines = self.world.machines
-        adopted = frozenset(incarnation for incarnation, machine in machines.items() if machine.exit is None)
-        return Recovered(adopted, frozenset(machines) - adopted, self.world.rebooted)
+        found: dict[str, set[Incarnation]] = {"adopted": set(), "paused": set(), "stopped": set(), "dead": set()}
+        for incarnation, machine in self.world.machines.items():
+            found[_found(machine)].add(incarnation)
+        return Recovered(
+            frozenset(found["adopted"]),
+            frozenset(found["paused"]),
+            frozenset(found["stopped"]),
+            frozenset(found["dead"]),
+            self.world.rebooted,
+        )
 
     async def stop(self, *, destroy: bool = False) -> None:
         for incarnation in list(self.world.machines) if destroy else []:
             await self.destroy(incarnation)
 
+    # ── machines ─────────────────────────────────────────────────────────────────────────────────────────────────
+
     async def create(self, incarnation: Incarnation, spec: CreateSpec) -> Created:
-        if incarnation in self.world.machines:
-            raise HostFailure(f"machine {incarnation} exists already")
-        await self._step("create")
-        if self.hold_creates is not None:
-            await self.hold_creates.wait()
-        machine = self.world.machines[incarnation] = MemoryMachine(self._new_guest(incarnation, spec))
-        return Created(_template(spec.shape), machine.logs.create)
+        self._vacant(incarnation)
+        await self._step("create", incarnation)
+        if spec.snapshot_id is None:
+            return self._add(incarnation, spec, self._new_guest(incarnation, spec))
+        return self._add(incarnation, spec, await self._restored(incarnation, spec))
 
     async def destroy(self, incarnation: Incarnation) -> None:
-        await self._step("destroy")
+        await self._step("destroy", incarnation)
         machine = self.world.machines.pop(incarnation, None)
         if machine is not None:
             await machine.guest.aclose()
 
+    async def fork(self, source: Incarnation, children: Sequence[Incarnation], env: Mapping[str, str]) -> Forked:
+        machine = self._alive(source)
+        await self._step("fork", source)
+        machine = self._alive(source)
+        made: list[Created | ForkyardError] = []
+        for number, child in enumerate(children):
+            try:
+                await self._step(f"child.{number}", child)
+                self._vacant(child)
+                spec = replace(machine.spec, env=dict(env))
+                guest = await self.copy_guest(child, spec, machine.guest, memory=True)
+                made.append(self._add(child, spec, guest))
+            except ForkyardError as error:
+                made.append(error)
+        return Forked(_PAUSED_MS if machine.power is Power.RUNNING else 0.0, made)
+
+    async def pause(self, incarnation: Incarnation) -> None:
+        self._in_power(incarnation, Power.RUNNING)
+        await self._step("pause", incarnation)
+        self._in_power(incarnation, Power.RUNNING).power = Power.HOT
+
+    async def cool(self, incarnation: Incarnation) -> None:
+        self._in_power(incarnation, Power.HOT, Power.COLD)
+        await self._step("cool", incarnation)
+        machine = self._in_power(incarnation, Power.HOT, Power.COLD)
+        if machine.power is Power.HOT:
+            saved = await self.copy_guest(incarnation, machine.spec, machine.guest, memory=True)
+            await _break(machine.guest)
+            machine.guest = saved
+            machine.power = Power.COLD
+
+    async def resume(self, incarnation: Incarnation, successor: Incarnation) -> Incarnation:
+        self._in_power(incarnation, Power.HOT, Power.COLD)
+        await self._step("resume", incarnation)
+        machine = self._in_power(incarnation, Power.HOT, Power.COLD)
+        if machine.power is Power.COLD:
+            if machine.corrupt:
+                raise SnapshotCorrupt(f"what was saved of {incarnation} is damaged; boot its disk: resume(memory=False)")
+            self._vacant(successor)
+            del self.world.machines[incarnation]
+            self.world.machines[successor] = machine
+            incarnation = successor
+        machine.power = Power.RUNNING
+        return incarnation
+
+    async def power_off(self, incarnation: Incarnation) -> None:
+        self._machine(incarnation)
+        await self._step("power_off", incarnation)
+        machine = self._machine(incarnation)
+        machine.power, machine.exit = Power.OFF, None
+        await _break(machine.guest)
+
+    async def boot(self, incarnation: Incarnation, successor: Incarnation, spec: CreateSpec) -> Created:
+        self._replaceable(incarnation, successor)
+        await self._step("boot", incarnation)
+        old = self._replaceable(incarnation, successor)
+        if spec.shape.disk_gib < old.spec.shape.disk_gib:
+            raise HostFailure(f"the disk of {incarnation} is larger than {spec.shape.disk_gib} GiB")
+        return await self._replace(
+            incarnation, successor, spec, await self.copy_guest(successor, spec, old.guest, memory=False)
+        )
+
+    async def rollback(self, incarnation: Incarnation, successor: Incarnation, spec: CreateSpec) -> Created:
+        self._replaceable(incarnation, successor)
+        await self._step("rollback", incarnation)
+        self._replaceable(incarnation, successor)
+        return await self._replace(incarnation, successor, spec, await self._restored(successor, spec))
+
+    # ── snapshots ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def snapshot(self, incarnation: Incarnation, snapshot_id: str) -> SnapshotMade:
+        self._alive(incarnation)
+        await self._step("snapshot", incarnation)
+        machine = self._alive(incarnation)
+        guest = await self.copy_guest(incarnation, machine.spec, machine.guest, memory=True)
+        self.world.snapshots[snapshot_id] = MemorySnapshot(guest, machine.spec)
+        return SnapshotMade(_MIB, _PAUSED_MS if machine.power is Power.RUNNING else 0.0)
+
+    async def delete_snapshot(self, snapshot_id: str) -> None:
+        await self._step("delete_snapshot")
+        self.world.snapshots.pop(snapshot_id, None)
+
+    # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def stored_bytes(self, incarnation: Incarnation) -> int:
+        await self._step("stored_bytes")
+        machine = self.world.machines.get(incarnation)
+        return 0 if machine is None else machine.stored_bytes
+
+    def capacity(self) -> Capacity:
+        return self.room
+
     def guest(self, incarnation: Incarnation) -> Guest:
-        return self._running(incarnation).guest
+        machine = self._alive(incarnation)
+        if machine.power is not Power.RUNNING:
+            raise SandboxNotFound(f"sandbox {incarnation.sandbox_id} does not run on this host: it is {machine.power}")
+        return machine.guest
 
     async def logs(self, incarnation: Incarnation) -> SandboxLogs:
         await self._step("logs")
@@ -94,7 +261,7 @@ class MemoryHost:
 
     async def usage(self, incarnation: Incarnation) -> VmUsage:
         await self._step("usage")
-        self._running(incarnation)
+        self._alive(incarnation)
         return VmUsage(pss_mib=1.0, cpu_s=0.0)
 
     async def checks(self) -> list[Check]:
@@ -111,9 +278,39 @@ class MemoryHost:
 
     def end(self, incarnation: Incarnation, kind: ExitKind, detail: str) -> None:
         """The machine ends by itself."""
-        machine = self._running(incarnation)
+        machine = self._alive(incarnation)
         machine.exit = VmExit(kind, detail)
         self._ended.put_nowait(Ended(incarnation, machine.exit))
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def copy_guest(self, incarnation: Incarnation, spec: CreateSpec, source: Guest, *, memory: bool) -> Guest:
+        """The guest of a machine made from another: with its processes if `memory`, else with its files alone. A
+        subclass whose guests are more than objects overrides this."""
+        return source.twin(memory=memory) if isinstance(source, Copyable) else self._new_guest(incarnation, spec)
+
+    async def _restored(self, incarnation: Incarnation, spec: CreateSpec) -> Guest:
+        snapshot = self.world.snapshots.get(spec.snapshot_id or "")
+        if snapshot is None:
+            raise SnapshotNotFound(f"there is no snapshot {spec.snapshot_id} on this host")
+        return await self.copy_guest(incarnation, spec, snapshot.guest, memory=True)
+
+    def _add(self, incarnation: Incarnation, spec: CreateSpec, guest: Guest) -> Created:
+        self._vacant(incarnation)
+        machine = self.world.machines[incarnation] = MemoryMachine(guest, spec)
+        return Created(_template(spec.shape), machine.logs.create)
+
+    async def _replace(
+        self, incarnation: Incarnation, successor: Incarnation, spec: CreateSpec, guest: Guest
+    ) -> Created:
+        created = self._add(successor, spec, guest)
+        old = self.world.machines.pop(incarnation)
+        await _break(old.guest)
+        return created
+
+    def _vacant(self, incarnation: Incarnation) -> None:
+        if incarnation in self.world.machines:
+            raise HostFailure(f"machine {incarnation} exists already")
 
     def _machine(self, incarnation: Incarnation) -> MemoryMachine:
         machine = self.world.machines.get(incarnation)
@@ -121,13 +318,27 @@ class MemoryHost:
             raise SandboxNotFound(f"no machine of sandbox {incarnation.sandbox_id} is on this host")
         return machine
 
-    def _running(self, incarnation: Incarnation) -> MemoryMachine:
+    def _alive(self, incarnation: Incarnation) -> MemoryMachine:
         machine = self._machine(incarnation)
-        if machine.exit is not None:
+        if machine.exit is not None or machine.power is Power.OFF:
             raise SandboxNotFound(f"sandbox {incarnation.sandbox_id} does not run on this host")
         return machine
 
-    async def _step(self, name: str) -> None:
+    def _in_power(self, incarnation: Incarnation, *wanted: Power) -> MemoryMachine:
+        machine = self._alive(incarnation)
+        if machine.power not in wanted:
+            raise HostFailure(f"machine {incarnation} is {machine.power}, not {' or '.join(wanted)}")
+        return machine
+
+    def _replaceable(self, incarnation: Incarnation, successor: Incarnation) -> MemoryMachine:
+        self._vacant(successor)
+        return self._machine(incarnation)
+
+    async def _step(self, name: str, incarnation: Incarnation | None = None) -> None:
+        if incarnation is not None:
+            self.calls.append((name, incarnation))
+        if name in self.holds:
+            await self.holds[name].wait()
         if name in self.faults.delay_s:
             await asyncio.sleep(self.faults.delay_s[name])
         if name in self.faults.fail:
@@ -136,6 +347,18 @@ class MemoryHost:
 
 if TYPE_CHECKING:
     _host: type[Host] = MemoryHost
+
+
+async def _break(guest: Guest) -> None:
+    """The channel of a machine that is gone: whoever is attached is told."""
+    vanish = getattr(guest, "vanish", guest.aclose)
+    await vanish()
+
+
+def _found(machine: MemoryMachine) -> str:
+    if machine.exit is not None:
+        return "dead"
+    return {Power.RUNNING: "adopted", Power.OFF: "stopped"}.get(machine.power, "paused")
 
 
 def _template(shape: Shape) -> str:

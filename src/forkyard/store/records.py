@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from forkyard.lifecycle import Cause, State
-from forkyard.models import Shape
+from forkyard.models import Persistence, Shape
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,16 @@ class SandboxRecord:
     labels: Mapping[str, str]
     env: Mapping[str, str]
     template: str | None
+    key_id: str | None
+    parent_id: str | None
+    snapshot_id: str | None
+    persistence: Persistence
+    priority: int
+    idle_timeout_s: float | None
+    checkpoint_every_s: float | None
+    checkpoints_kept: int
+    expires_at: datetime | None
+    last_active_at: datetime | None
     created_at: datetime
     updated_at: datetime
     ended_at: datetime | None
@@ -35,6 +45,43 @@ class NewSandbox:
     name: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
+    key_id: str | None = None
+    parent_id: str | None = None
+    snapshot_id: str | None = None
+    persistence: Persistence = "sticky"
+    priority: int = 5
+    idle_timeout_s: float | None = None
+    ttl_s: float | None = None
+    checkpoint_every_s: float | None = None
+    checkpoints_kept: int = 5
+
+
+@dataclass(frozen=True)
+class SnapshotRecord:
+    id: str
+    name: str | None
+    sandbox_id: str
+    automatic: bool
+    shape: Shape
+    size_bytes: int
+    paused_ms: float
+    created_at: datetime
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is in use when a machine asks to be let in, itself not counted."""
+
+    memory_mib: int
+    key_running: int
+    key_memory_mib: int
+    key_creates: int  # in the last minute
+    key_oldest_create_s: float  # how long ago the first of these was
+
+
+#: Raises if there is no room. Called inside the transaction that takes it, so two callers cannot both get the last of
+#: it; it must be quick.
+Admit = Callable[[Load], None]
 
 
 @dataclass(frozen=True)

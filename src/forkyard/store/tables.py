@@ -53,8 +53,37 @@ sandboxes = sa.Table(
     sa.Column("created_at", UtcDateTime, nullable=False),
     sa.Column("updated_at", UtcDateTime, nullable=False),
     sa.Column("ended_at", UtcDateTime),
+    sa.Column("key_id", sa.String(32)),
+    sa.Column("parent_id", sa.String(32)),
+    sa.Column("snapshot_id", sa.String(32)),  # may be gone: what was made from it does not need it
+    sa.Column("persistence", sa.String(16)),
+    sa.Column("priority", sa.Integer),
+    sa.Column("idle_timeout_s", sa.Float),
+    sa.Column("checkpoint_every_s", sa.Float),
+    sa.Column("checkpoints_kept", sa.Integer),
+    sa.Column("expires_at", UtcDateTime),
+    sa.Column("last_active_at", UtcDateTime),
     sa.Index(None, "created_at", "id"),  # the order of lists
     sa.Index(None, "state"),
+    sa.Index(None, "key_id", "created_at"),  # creates of the last minute
+)
+
+snapshots = sa.Table(
+    "snapshots",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("name", sa.Text, unique=True),
+    sa.Column("sandbox_id", sa.String(32), sa.ForeignKey("sandboxes.id"), nullable=False),
+    sa.Column("automatic", sa.Boolean, nullable=False),
+    sa.Column("ready", sa.Boolean, nullable=False),  # not: being made or removed; a start of the daemon clears it away
+    sa.Column("vcpus", sa.Integer, nullable=False),
+    sa.Column("memory_mib", sa.Integer, nullable=False),
+    sa.Column("disk_gib", sa.Integer, nullable=False),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("paused_ms", sa.Float, nullable=False),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Index(None, "created_at", "id"),
+    sa.Index(None, "sandbox_id"),
 )
 
 events = sa.Table(

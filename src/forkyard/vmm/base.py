@@ -46,7 +46,9 @@ class SnapshotFiles:
     ram: Path  # of the template, shared by all that descend from it
     device_state: Path
     disk: Path  # a sealed qcow2
-    layer: Path | None = None  # pages that differ from `ram`: a file as long as RAM, page i at i * 4096; a hole: no change
+    layer: Path | None = (
+        None  # pages that differ from `ram`: a file as long as RAM, page i at i * 4096; a hole: no change
+    )
 
 
 @dataclass(frozen=True)

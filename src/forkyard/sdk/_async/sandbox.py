@@ -126,7 +126,7 @@ class AsyncSandbox:
         """
         request = validation.sandbox_fork(count=count, name=name, labels=None if labels is None else dict(labels))
         answer = await self._transport.request(
-            "POST", f"{self._path}/fork", body=request.model_dump(exclude_unset=True), timeout_s=wire.CHANGE_S
+            "POST", f"{self._path}/fork", body=request.model_dump(exclude_none=True), timeout_s=wire.CHANGE_S
         )
         result = wire.parse(ForkResult, answer.content)
         outcomes = [
@@ -186,13 +186,13 @@ class AsyncSandbox:
     async def update(
         self,
         *,
-        name: str | None | Unchanged = UNCHANGED,
+        name: str | Unchanged | None = UNCHANGED,
         labels: Mapping[str, str] | Unchanged = UNCHANGED,
-        idle_timeout_s: float | None | Unchanged = UNCHANGED,
-        ttl_s: float | None | Unchanged = UNCHANGED,
+        idle_timeout_s: float | Unchanged | None = UNCHANGED,
+        ttl_s: float | Unchanged | None = UNCHANGED,
         persistence: Persistence | Unchanged = UNCHANGED,
         priority: int | Unchanged = UNCHANGED,
-        checkpoint_every_s: float | None | Unchanged = UNCHANGED,
+        checkpoint_every_s: float | Unchanged | None = UNCHANGED,
         checkpoints_kept: int | Unchanged = UNCHANGED,
     ) -> SandboxInfo:
         """Change what `sandboxes.create` was told. What is not given stays; None is never, or none."""

@@ -42,7 +42,7 @@ class AsyncSnapshots:
     async def list(
         self, *, sandbox_id: str | None = None, automatic: bool | None = None, limit: int | None = None
     ) -> list[AsyncSnapshot]:
-        """Snapshots, newest first: of one sandbox, or of all; with `automatic`, only the checkpoints, or only the rest."""
+        """Newest first, of one sandbox or of all. `automatic`: only checkpoints, or (False) only the others."""
         params = {"sandbox_id": sandbox_id, "automatic": automatic}
         found = await self._transport.items(Page[SnapshotInfo], "/snapshots", params, limit)
         return [AsyncSnapshot(self._transport, info) for info in found]

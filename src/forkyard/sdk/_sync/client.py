@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Self
 
 import httpx
-from forkyard.sdk._sync.snapshots import Snapshot, Snapshots, reference
 
 from forkyard.errors import DaemonUnreachable, ForkyardError, from_problem
 from forkyard.lifecycle import State
@@ -29,6 +28,7 @@ from forkyard.models import (
 from forkyard.sdk import connect, validation, wire
 from forkyard.sdk._sync import runtime
 from forkyard.sdk._sync.sandbox import Sandbox
+from forkyard.sdk._sync.snapshots import Snapshot, Snapshots, reference
 from forkyard.sdk._sync.transport import RESTART_S, Transport
 
 _MAX_TAIL = 1000

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Literal, Self, overload
 
-from forkyard.sdk._sync.snapshots import Snapshot, reference
-
 from forkyard.errors import from_problem
 from forkyard.lifecycle import State
 from forkyard.models import (
@@ -25,6 +23,7 @@ from forkyard.sdk import validation, wire
 from forkyard.sdk._sync.execution import ExecStream
 from forkyard.sdk._sync.files import Files
 from forkyard.sdk._sync.process import Process
+from forkyard.sdk._sync.snapshots import Snapshot, reference
 from forkyard.sdk._sync.terminal import Terminal
 from forkyard.sdk._sync.transport import Transport
 from forkyard.sdk.results import (
@@ -133,7 +132,7 @@ class Sandbox:
         """
         request = validation.sandbox_fork(count=count, name=name, labels=None if labels is None else dict(labels))
         answer = self._transport.request(
-            "POST", f"{self._path}/fork", body=request.model_dump(exclude_unset=True), timeout_s=wire.CHANGE_S
+            "POST", f"{self._path}/fork", body=request.model_dump(exclude_none=True), timeout_s=wire.CHANGE_S
         )
         result = wire.parse(ForkResult, answer.content)
         outcomes = [
@@ -193,13 +192,13 @@ class Sandbox:
     def update(
         self,
         *,
-        name: str | None | Unchanged = UNCHANGED,
+        name: str | Unchanged | None = UNCHANGED,
         labels: Mapping[str, str] | Unchanged = UNCHANGED,
-        idle_timeout_s: float | None | Unchanged = UNCHANGED,
-        ttl_s: float | None | Unchanged = UNCHANGED,
+        idle_timeout_s: float | Unchanged | None = UNCHANGED,
+        ttl_s: float | Unchanged | None = UNCHANGED,
         persistence: Persistence | Unchanged = UNCHANGED,
         priority: int | Unchanged = UNCHANGED,
-        checkpoint_every_s: float | None | Unchanged = UNCHANGED,
+        checkpoint_every_s: float | Unchanged | None = UNCHANGED,
         checkpoints_kept: int | Unchanged = UNCHANGED,
     ) -> SandboxInfo:
         """Change what `sandboxes.create` was told. What is not given stays; None is never, or none."""

@@ -43,7 +43,7 @@ class Snapshots:
     def list(
         self, *, sandbox_id: str | None = None, automatic: bool | None = None, limit: int | None = None
     ) -> list[Snapshot]:
-        """Snapshots, newest first: of one sandbox, or of all; with `automatic`, only the checkpoints, or only the rest."""
+        """Newest first, of one sandbox or of all. `automatic`: only checkpoints, or (False) only the others."""
         params = {"sandbox_id": sandbox_id, "automatic": automatic}
         found = self._transport.items(Page[SnapshotInfo], "/snapshots", params, limit)
         return [Snapshot(self._transport, info) for info in found]

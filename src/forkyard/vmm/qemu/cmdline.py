@@ -2,7 +2,7 @@
 
 Owns: which machine a guest sees. All that the guest can see is in `machine`, the same for boot and restore, with
 fixed PCI addresses: device state saved by one QEMU loads only into the same machine. What differs between the two
-(how RAM is mapped, what is loaded, where the console goes) the guest cannot see.
+(how RAM is mapped, what is loaded, where the console goes) the guest cannot see. No disk is on it: see `disks`.
 Never does: I/O.
 """
 
@@ -14,12 +14,16 @@ from typing import Literal
 
 from forkyard.models import Shape
 from forkyard.vmm.base import BootSource, VmRecord
+from forkyard.vmm.qemu.disks import GIB, PLACEHOLDER, ROOT_NODE, root_options
 
 Accel = Literal["kvm", "tcg"]
 
 AGENT_PORT = "forkyard.agent"
 CONSOLE = "console"  # id of the chardev behind ttyS0
 CONSOLE_RING_BYTES = 64 * 1024  # QEMU wants a power of two
+# A ring in QEMU's memory: a guest may write to its console for ever and the host's disk does not fill. It is read over QMP,
+# before the VM is let go (see `-action`); only a crash of QEMU itself loses it.
+_RING = ("-chardev", f"ringbuf,id={CONSOLE},size={CONSOLE_RING_BYTES}")
 
 # Slot 0x02 stays free for a network card; 0x1f is q35's own.
 _BLK, _SERIAL, _RNG, _PVPANIC = "0x03", "0x04", "0x05", "0x06"
@@ -45,35 +49,38 @@ class Sockets:
     agent_fd: int
 
 
-def boot(engine: Engine, record: VmRecord, sockets: Sockets, source: BootSource, ram: Path) -> list[str]:
-    """Cold boot, CPUs stopped; what the guest writes to its RAM goes to the file `ram`."""
+def boot(
+    engine: Engine, record: VmRecord, sockets: Sockets, source: BootSource, ram: Path, *, template: bool
+) -> list[str]:
+    """Cold boot, CPUs stopped. What the guest of a template writes to its RAM goes to the file `ram`."""
     return [
         engine.binary,
-        *_process(),
-        *_ram(record.shape, ram, "share=on"),
+        *_process(record),
+        *_ram(record.shape, ram, shared=template),
         # A template's console is read while it boots, and all of it matters. Our own image, one boot: it stays small.
-        *("-chardev", f"file,id={CONSOLE},path={_value(record.dir / 'console.log')},append=on"),
+        *(
+            ("-chardev", f"file,id={CONSOLE},path={_value(record.dir / 'console.log')},append=on")
+            if template
+            else _RING
+        ),
         *_channels(sockets),
         *("-kernel", str(source.kernel), "-initrd", str(source.initramfs)),
         *("-append", kernel_args(engine.accel, source.kernel_args)),
-        *machine(engine, record.shape, record.dir / "disk.qcow2"),
+        *machine(engine, record.shape),
     ]
 
 
-def restore(engine: Engine, record: VmRecord, sockets: Sockets, ram: Path) -> list[str]:
+def shell(engine: Engine, record: VmRecord, sockets: Sockets, ram: Path) -> list[str]:
     """A machine that waits for device state; its RAM is a private copy-on-write view of the file `ram`."""
     return [
         engine.binary,
-        *_process(),
-        # reserve=off: no memory need be promised for pages of which most stay shared.
-        *_ram(record.shape, ram, "share=off,reserve=off"),
-        # A ring in QEMU's memory: a guest may write to its console for ever and the host's disk does not fill. It is
-        # read over QMP, before the VM is let go (see `-action`); only a crash of QEMU itself loses it.
-        *("-chardev", f"ringbuf,id={CONSOLE},size={CONSOLE_RING_BYTES}"),
+        *_process(record),
+        *_ram(record.shape, ram, shared=False),
+        *_RING,
         *_channels(sockets),
         # The state is that of xen-save-devices-state, which has no configuration section.
         *("-incoming", "defer", "-global", "migration.send-configuration=off"),
-        *machine(engine, record.shape, record.dir / "disk.qcow2"),
+        *machine(engine, record.shape),
     ]
 
 
@@ -112,7 +119,7 @@ def kernel_args(accel: Accel, extra: str) -> str:
     return " ".join(words)
 
 
-def machine(engine: Engine, shape: Shape, disk: Path) -> list[str]:
+def machine(engine: Engine, shape: Shape) -> list[str]:
     """All that the guest can see."""
     return [
         *("-machine", f"{_Q35},memory-backend=ram,suppress-vmdesc=on"),
@@ -120,10 +127,11 @@ def machine(engine: Engine, shape: Shape, disk: Path) -> list[str]:
         *("-smp", f"cpus={shape.vcpus},sockets=1,cores={shape.vcpus},threads=1"),
         *("-m", f"{shape.memory_mib}M"),
         *("-serial", f"chardev:{CONSOLE}"),
+        # The disk comes later, by `disks.attach`. It is there before the CPUs run.
+        *("-blockdev", f"driver=null-co,node-name={PLACEHOLDER},size={shape.disk_gib * GIB},read-zeroes=on"),
+        *("-blockdev", ",".join(f"{name}={value}" for name, value in root_options(PLACEHOLDER).items())),
         # Errors are reported to the guest: the default would hold the whole machine when the host's disk is full.
-        *("-drive", f"if=none,id=disk,file={_value(disk)},format=qcow2,cache=writeback,aio=threads,discard=unmap"
-                    ",werror=report,rerror=report"),
-        *("-device", f"virtio-blk-pci,drive=disk,addr={_BLK}"),
+        *("-device", f"virtio-blk-pci,drive={ROOT_NODE},addr={_BLK},write-cache=on,werror=report,rerror=report"),
         *("-device", f"virtio-serial-pci,id=serial,max_ports=2,addr={_SERIAL}"),
         *("-device", f"virtserialport,bus=serial.0,nr=1,chardev=agent,name={AGENT_PORT}"),
         *("-object", "rng-random,id=rng,filename=/dev/urandom"),
@@ -134,8 +142,9 @@ def machine(engine: Engine, shape: Shape, disk: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def _process() -> list[str]:
+def _process(record: VmRecord) -> list[str]:
     return [
+        *name(record.dir),
         *("-nodefaults", "-no-user-config", "-display", "none", "-S"),
         *("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"),
         # A guest that powers off, reboots or panics is held, not ended: whoever looks after it, now or after a restart
@@ -143,6 +152,11 @@ def _process() -> list[str]:
         # was restored, there is nothing it could boot from.
         *("-action", "shutdown=pause,reboot=shutdown,panic=pause"),
     ]
+
+
+def name(directory: Path) -> list[str]:
+    """By which the process of a VM is known."""
+    return ["-name", f"guest={_value(directory)}"]
 
 
 def _cpu(engine: Engine) -> list[str]:
@@ -153,7 +167,9 @@ def _cpu(engine: Engine) -> list[str]:
     return ["-accel", f"tcg,thread=multi,tb-size={engine.tb_size_mib}", "-cpu", "max,-erms,-fsrm"]
 
 
-def _ram(shape: Shape, path: Path, sharing: str) -> list[str]:
+def _ram(shape: Shape, path: Path, *, shared: bool) -> list[str]:
+    # reserve=off: no memory need be promised for pages of which most stay shared.
+    sharing = "share=on" if shared else "share=off,reserve=off"
     # merge=off: the host must not deduplicate pages of different owners (they could tell by timing).
     size = f"size={shape.memory_mib}M"
     return ["-object", f"memory-backend-file,id=ram,{size},mem-path={_value(path)},{sharing},merge=off"]

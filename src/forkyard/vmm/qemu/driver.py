@@ -1,7 +1,7 @@
 """The QEMU driver: implements `vmm.base.Driver`.
 
-Owns: starting a VM and undoing it. The steps of a start are: files (disk, sockets, cgroups), process, QMP, and for a
-restore device state; whatever fails on the way, nothing of the VM is left but its directory.
+Owns: starting a VM and undoing it. The steps of a start are: files (RAM, sockets, cgroups), process, QMP, then disk and
+device state (`QemuVm.load`); whatever fails on the way, nothing of the VM is left but its directory.
 Never does: deciding which VMs should run; the host does, and has written each `VmRecord` to its journal before it asks.
 """
 
@@ -16,18 +16,21 @@ import socket
 import subprocess
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, Self, TypeVar
+from typing import Literal, Self
 
 from forkyard.errors import ForkyardError, HostFailure, VmStartFailed
 from forkyard.models import Check, Shape
-from forkyard.vmm.base import BootSource, SnapshotFiles, VmRecord
+from forkyard.vmm.base import BootSource, SnapshotFiles, Start, VmRecord
 from forkyard.vmm.qemu import cmdline
 from forkyard.vmm.qemu import vm as vms
 from forkyard.vmm.qemu.cgroups import Cgroups
+from forkyard.vmm.qemu.disks import GIB
+from forkyard.vmm.qemu.finishing import in_thread, to_the_end
 from forkyard.vmm.qemu.native import Native, ensure_native
+from forkyard.vmm.qemu.pages import why_not_live
 from forkyard.vmm.qemu.probe import PROBE_UID, Verdict, kvm_access, open_kvm, probe_kvm
 from forkyard.vmm.qemu.process import Confinement, Process, is_vm, jail_argv, kill_now, spawn
 from forkyard.vmm.qemu.qmp import Qmp
@@ -39,9 +42,8 @@ RECLAIM_TIMEOUT_S = 30.0
 OVERHEAD_MIB = 192
 #: QEMU's disk workers are at most 64; the rest are vCPUs and a few of its own.
 THREADS = 96
-MIB, GIB = 1 << 20, 1 << 30
+MIB = 1 << 20
 
-T = TypeVar("T")
 AccelChoice = Literal["auto", "kvm", "tcg"]
 KVM_ADVICE = (
     "Nothing needs to be done. For full speed, run on a machine (or a VM with nested virtualisation) whose KVM runs "
@@ -54,7 +56,14 @@ class QemuDriver:
     """Made by `open`, which may take ten seconds the first time (the probe of KVM) and is quick afterwards."""
 
     def __init__(
-        self, engine: cmdline.Engine, version: str, native: Native, cgroups: Cgroups, kvm: Verdict, choice: AccelChoice
+        self,
+        engine: cmdline.Engine,
+        version: str,
+        native: Native,
+        cgroups: Cgroups,
+        kvm: Verdict,
+        choice: AccelChoice,
+        not_live: str | None,
     ) -> None:
         self._engine = engine
         self._version = version
@@ -62,6 +71,7 @@ class QemuDriver:
         self._cgroups = cgroups
         self._kvm = kvm
         self._choice = choice
+        self._not_live = not_live
         self._vms: weakref.WeakValueDictionary[str, QemuVm] = weakref.WeakValueDictionary()
 
     @classmethod
@@ -74,9 +84,10 @@ class QemuDriver:
         tb_size_mib: int = 64,
         kernel: Path | None = None,
         binary: str = "qemu-system-x86_64",
+        live_capture: bool = True,
     ) -> Self:
         """`scope` names this daemon among those of the machine; `kernel` is what the probe of KVM boots (without one,
-        `auto` means TCG)."""
+        `auto` means TCG); without `live_capture`, captures are made as on a kernel that cannot do better."""
         path = shutil.which(binary)
         if path is None or shutil.which("qemu-img") is None:
             raise HostFailure(f"{binary} or qemu-img is not installed; run: apt install qemu-system-x86 qemu-utils")
@@ -91,7 +102,8 @@ class QemuDriver:
         else:
             kvm = kvm_access() or Verdict(False, "KVM was not tried: there is no guest kernel to try it with yet")
         engine = cmdline.Engine(path, "kvm" if kvm.usable else "tcg", tb_size_mib)
-        return cls(engine, version, native, Cgroups(scope), kvm, accel)
+        not_live = await asyncio.to_thread(why_not_live) if live_capture else "live capture is switched off"
+        return cls(engine, version, native, Cgroups(scope), kvm, accel, not_live)
 
     @property
     def accel(self) -> str:
@@ -101,35 +113,41 @@ class QemuDriver:
     def fingerprint(self) -> str:
         # The translation cache is the host's affair alone; the rest of the machine is part of the saved state.
         engine = cmdline.Engine("qemu", self._engine.accel, 0)
-        parts = [self._version, *cmdline.machine(engine, Shape(), Path("disk")), cmdline.kernel_args(engine.accel, "")]
+        parts = [self._version, *cmdline.machine(engine, Shape()), cmdline.kernel_args(engine.accel, "")]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
-    async def boot(self, record: VmRecord, source: BootSource, ram: Path) -> QemuVm:
+    async def boot(self, record: VmRecord, source: BootSource, ram: Path, *, template: bool = True) -> QemuVm:
         def files() -> None:
-            disk = record.dir / "disk.qcow2"
-            _qemu_img_create(disk, source.disk, "raw", record.shape.disk_gib * GIB)
-            os.chown(disk, record.uid, record.uid)
-            fd = os.open(ram, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                os.ftruncate(fd, record.shape.memory_mib * MIB)
-                os.fchown(fd, record.uid, record.uid)
-            finally:
-                os.close(fd)
-            log = vms.console_log(record)
-            log.touch(mode=0o640)
-            os.chown(log, record.uid, 0)
+            if template:
+                _make_ram(ram, record.shape, 0o600, record.uid)
+                log = vms.console_log(record)
+                log.touch(mode=0o640)
+                os.chown(log, record.uid, 0)
+            else:
+                with contextlib.suppress(FileExistsError):
+                    _make_ram(ram, record.shape, 0o444, 0)
 
-        return await self._start(
-            record, files, lambda sockets: cmdline.boot(self._engine, record, sockets, source, ram)
-        )
-
-    async def restore(self, record: VmRecord, snapshot: SnapshotFiles) -> QemuVm:
         return await self._start(
             record,
-            lambda: _overlay(snapshot.disk, record),
-            lambda sockets: cmdline.restore(self._engine, record, sockets, snapshot.ram),
-            env={"FORKYARD_RAM_PATH": str(snapshot.ram)},
-            device_state=snapshot.device_state,
+            files,
+            lambda sockets: cmdline.boot(self._engine, record, sockets, source, ram, template=template),
+            private_ram=None if template else ram,
+            then=lambda vm: vm.attach_disk(source.disk, "raw"),
+        )
+
+    async def shell(self, record: VmRecord, ram: Path) -> QemuVm:
+        return await self._shell(record, ram, None)
+
+    async def restore(self, record: VmRecord, snapshot: SnapshotFiles) -> QemuVm:
+        return await self._shell(record, snapshot.ram, lambda vm: vm.load(snapshot))
+
+    async def _shell(self, record: VmRecord, ram: Path, then: Callable[[QemuVm], Awaitable[None]] | None) -> QemuVm:
+        return await self._start(
+            record,
+            lambda: None,
+            lambda sockets: cmdline.shell(self._engine, record, sockets, ram),
+            private_ram=ram,
+            then=then,
         )
 
     async def _start(
@@ -138,29 +156,28 @@ class QemuDriver:
         files: Callable[[], None],
         command: Callable[[cmdline.Sockets], list[str]],
         *,
-        env: Mapping[str, str] | None = None,
-        device_state: Path | None = None,
+        private_ram: Path | None,
+        then: Callable[[QemuVm], Awaitable[None]] | None,
     ) -> QemuVm:
+        env = {} if private_ram is None else {"FORKYARD_RAM_PATH": str(private_ram)}
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                pid = await _to_the_end(lambda: self._spawn(record, files, command, env or {}))
-                vm = QemuVm(record, Process.open(pid), self._cgroups)
+                pid = await in_thread(lambda: self._spawn(record, files, command, env))
+                vm = QemuVm(record, Process.open(pid), self._cgroups, live_capture=self._not_live is None)
                 self._vms[record.vm_id] = vm
                 await vm.connect(timeout_s=START_TIMEOUT_S)
-                if device_state is not None:
-                    await vm.load(device_state, timeout_s=START_TIMEOUT_S)
+                if then is not None:
+                    await then(vm)
                 return vm
-        except (ForkyardError, OSError, subprocess.SubprocessError) as error:
-            said = await asyncio.to_thread(vms.tail, vms.qemu_log(record), 1500)
+        except VmStartFailed:
             await self.reclaim(record)
-            why = f"no answer within {START_TIMEOUT_S:.0f} s" if isinstance(error, TimeoutError) else str(error)
-            raise VmStartFailed(
-                f"VM {record.vm_id} did not start: {why}."
-                + (f" QEMU said: {said}." if said else "")
-                + " `forkyard doctor` checks what a VM needs."
-            ) from error
+            raise
+        except (ForkyardError, OSError, subprocess.SubprocessError) as error:
+            failure = await vms.start_failure(record, error, START_TIMEOUT_S)
+            await self.reclaim(record)
+            raise failure from error
         except BaseException:  # cancelled: the caller's deadline, or the daemon stops
-            await asyncio.shield(self.reclaim(record))
+            await to_the_end(self.reclaim(record))
             raise
 
     def _spawn(
@@ -177,19 +194,23 @@ class QemuDriver:
             # Our own listening sockets, inherited by QEMU: whoever connects waits in line, so nobody needs to poll.
             qmp = listening.enter_context(_listener(vms.qmp_socket(record)))
             agent = listening.enter_context(_listener(vms.agent_socket(record)))
-            memory_mib = shape.memory_mib + self._engine.tb_size_mib + OVERHEAD_MIB
+            shim = listening.enter_context(_listener(vms.shim_socket(record)))
+            # Twice: a page that a guest is the first of all to touch is charged to it in the template's file, and again as
+            # its own when it writes it.
+            memory_mib = 2 * shape.memory_mib + self._engine.tb_size_mib + OVERHEAD_MIB
             confinement = Confinement(
                 uid=record.uid,
                 directory=record.dir,
                 cgroup_entrances=self._cgroups.create(
                     record.vm_id, memory_bytes=memory_mib * MIB, pids=THREADS + shape.vcpus
                 ),
-                keep_fds=[qmp.fileno(), agent.fileno()],
+                keep_fds=[qmp.fileno(), agent.fileno(), shim.fileno()],
                 # Room for qcow2's own tables; what a VM writes can never be much more than its disk.
                 file_size_bytes=shape.disk_gib * GIB + shape.disk_gib * GIB // 16 + GIB,
-                env=env,
+                env={**env, "FORKYARD_SHIM_FD": str(shim.fileno())},
             )
-            pid = self._launch(confinement, command(cmdline.Sockets(*confinement.keep_fds)), vms.qemu_log(record))
+            sockets = cmdline.Sockets(qmp_fd=qmp.fileno(), agent_fd=agent.fileno())
+            pid = self._launch(confinement, command(sockets), vms.qemu_log(record))
         (record.dir / "qemu.pid").write_text(str(pid))
         return pid
 
@@ -210,11 +231,11 @@ class QemuDriver:
                 process = Process.open(pid)
             except ProcessLookupError:
                 continue
-            vm = QemuVm(record, process, self._cgroups)
+            vm = QemuVm(record, process, self._cgroups, live_capture=self._not_live is None)
             # Checked after the pidfd is open: what it names can no longer change.
-            if is_vm(pid, record.dir):
+            if is_vm(pid, cmdline.name(record.dir)):
                 try:
-                    await vm.connect(timeout_s=START_TIMEOUT_S)
+                    await vm.find_disk()
                 except ForkyardError:
                     await vm.detach()
                     continue
@@ -228,15 +249,16 @@ class QemuDriver:
         vm = self._vms.pop(record.vm_id, None)
         if vm is not None:
             await vm.kill()
-        await _to_the_end(lambda: self._reclaim(record))
+        await in_thread(lambda: self._reclaim(record))
 
     def _reclaim(self, record: VmRecord) -> None:
         self._cgroups.kill_all(record.vm_id, timeout_s=RECLAIM_TIMEOUT_S)
         for pid in self._candidates(record):  # without cgroups, the pid file is all there is
-            if is_vm(pid, record.dir):
+            if is_vm(pid, cmdline.name(record.dir)):
                 kill_now(pid, timeout_s=RECLAIM_TIMEOUT_S)
         self._cgroups.remove(record.vm_id)
-        for path in (vms.qmp_socket(record), vms.agent_socket(record), record.dir / "qemu.pid"):
+        sockets = (vms.qmp_socket(record), vms.agent_socket(record), vms.shim_socket(record))
+        for path in (*sockets, record.dir / "qemu.pid"):
             path.unlink(missing_ok=True)
 
     def _candidates(self, record: VmRecord) -> list[int]:
@@ -252,9 +274,9 @@ class QemuDriver:
             await vm.collect_console()
         return await asyncio.to_thread(vms.tail, vms.console_log(record), tail_bytes)
 
-    async def start_idle_ms(self, scratch: Path) -> float:
-        """From before the launcher is started until QEMU has a machine and answers its first command, as every VM must.
-        (The bare greeting comes some 15 ms sooner, from a thread that runs before there is a machine.)"""
+    async def start_idle_ms(self, scratch: Path) -> Start:
+        """From before the launcher is started. (The greeting comes some 15 ms before the first answer, from a thread that
+        runs before there is a machine.)"""
         path = scratch / "idle.sock"
         with _listener(path) as listener:
             confinement = Confinement(PROBE_UID, Path("/"), keep_fds=[listener.fileno()])
@@ -263,9 +285,9 @@ class QemuDriver:
         process = Process.open(pid)
         try:
             qmp = await Qmp.connect(path, timeout_s=START_TIMEOUT_S)
-            elapsed_ms = (time.perf_counter() - started) * 1000
+            answered, greeted = time.perf_counter(), qmp.greeted_at or started
             await qmp.aclose()
-            return elapsed_ms
+            return Start(greeting_ms=(greeted - started) * 1000, answer_ms=(answered - started) * 1000)
         finally:
             process.kill()
             await process.wait()
@@ -276,6 +298,7 @@ class QemuDriver:
             Check(name="qemu", status="ok", summary=f"QEMU {self._version} at {self._engine.binary}"),
             self._accel_check(),
             self._cgroup_check(),
+            self._capture_check(),
         ]
 
     def _accel_check(self) -> Check:
@@ -286,6 +309,17 @@ class QemuDriver:
             status="ok" if self._choice == "tcg" else "warning",
             summary=f"{self._kvm.reason}. {TCG_MEANS}",
             advice=None if self._choice == "tcg" else KVM_ADVICE,
+        )
+
+    def _capture_check(self) -> Check:
+        if self._not_live is None:
+            summary = "a VM runs on while it is captured; it pauses only for what it writes in the last moment"
+            return Check(name="live-capture", status="ok", summary=summary)
+        return Check(
+            name="live-capture",
+            status="warning",
+            summary=f"{self._not_live}: a VM pauses while all its changed memory is copied, about 10 ms for each 40 MB",
+            advice="Forks and snapshots are correct all the same. For short pauses, run Linux 6.7 or newer as root.",
         )
 
     def _cgroup_check(self) -> Check:
@@ -301,18 +335,6 @@ class QemuDriver:
             summary=f"VMs are limited in {' and '.join(limited) or 'nothing'}; a runaway one could use up the host",
             advice="Mount /sys/fs/cgroup writable, with the memory and pids controllers.",
         )
-
-
-async def _to_the_end(work: Callable[[], T]) -> T:
-    """Run blocking work in a thread. A thread cannot be cancelled: if the caller is, wait for it all the same, so that
-    what it still makes can be undone."""
-    task = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        task.exception()
-        raise
 
 
 def _version(binary: str) -> str:
@@ -340,35 +362,11 @@ def _listener(path: Path) -> socket.socket:
     return listener
 
 
-def _overlay(disk: Path, record: VmRecord) -> None:
-    """The VM's own disk: an empty qcow2 over the snapshot's. Copying one takes 0.3 ms where making one takes 20, so the
-    first is kept beside the snapshot. Its name has the path in it, because its content does."""
-    disk = disk.absolute()
-    pristine = disk.with_name(f"{disk.name}.overlay-{hashlib.sha256(str(disk).encode()).hexdigest()[:8]}")
-    if not pristine.exists():
-        partial = pristine.with_name(f".{pristine.name}-{record.vm_id}")
-        _qemu_img_create(partial, disk, "qcow2", None)
-        partial.rename(pristine)
-    target = record.dir / "disk.qcow2"
-    shutil.copyfile(pristine, target)
-    target.chmod(0o600)
-    os.chown(target, record.uid, record.uid)
-
-
-def _qemu_img_create(path: Path, backing: Path, backing_format: str, size_bytes: int | None) -> None:
-    size = [] if size_bytes is None else [str(size_bytes)]
-    command = [
-        "qemu-img",
-        "create",
-        "-q",
-        "-f",
-        "qcow2",
-        "-b",
-        str(backing.absolute()),
-        "-F",
-        backing_format,
-        str(path),
-    ]
-    done = subprocess.run([*command, *size], capture_output=True, text=True, timeout=60, check=False)
-    if done.returncode:
-        raise HostFailure(f"could not make disk {path} over {backing}: {done.stderr.strip()[:500]}")
+def _make_ram(path: Path, shape: Shape, mode: int, uid: int) -> None:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        os.fchmod(fd, mode)
+        os.ftruncate(fd, shape.memory_mib * MIB)
+        os.fchown(fd, uid, uid)
+    finally:
+        os.close(fd)

@@ -134,14 +134,14 @@ class Process:
             self._ended.set_result(status)
 
 
-def is_vm(pid: int, directory: Path) -> bool:
-    """Whether this process is the QEMU (or still the launcher) of the VM with this directory."""
+def is_vm(pid: int, name: Sequence[str]) -> bool:
+    """Whether this process is the QEMU (or still the launcher) that was started with these words on its command line."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    needle = os.fsencode(str(directory).replace(",", ",,")) + b"/disk.qcow2"
-    return any(needle in word for word in words)
+    wanted = [os.fsencode(word) for word in name]
+    return any(words[at : at + len(wanted)] == wanted for at in range(len(words)))
 
 
 def kill_now(pid: int, *, timeout_s: float) -> None:

@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,7 @@ class Qmp:
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._waiters: list[tuple[Callable[[Event], bool], asyncio.Future[Event]]] = []
         self._greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.greeted_at: float | None = None  # by time.perf_counter
         self._closed_because: str | None = None
         self._sending = asyncio.Lock()
         self._reader = asyncio.create_task(self._read())
@@ -141,6 +143,7 @@ class Qmp:
     def _dispatch(self, message: dict[str, Any]) -> None:
         if "QMP" in message:
             if not self._greeted.done():
+                self.greeted_at = time.perf_counter()
                 self._greeted.set_result(None)
         elif "event" in message:
             event = Event(str(message["event"]), dict(message.get("data") or {}))

@@ -12,14 +12,22 @@ import os
 from pathlib import Path
 from typing import Any
 
-from forkyard.errors import ForkyardError, HostFailure, VmCrashed
-from forkyard.vmm.base import ExitKind, VmExit, VmRecord, VmUsage
+from forkyard.errors import ForkyardError, HostFailure, VmCrashed, VmStartFailed
+from forkyard.vmm.base import Captured, CaptureTarget, ExitKind, SnapshotFiles, VmExit, VmRecord, VmUsage
+from forkyard.vmm.qemu import disks, pages
+from forkyard.vmm.qemu.capture import Capture
 from forkyard.vmm.qemu.cgroups import Cgroups
 from forkyard.vmm.qemu.cmdline import CONSOLE, CONSOLE_RING_BYTES
+from forkyard.vmm.qemu.disks import Top
+from forkyard.vmm.qemu.finishing import in_thread
 from forkyard.vmm.qemu.process import Process, Status
 from forkyard.vmm.qemu.qmp import Event, Qmp
+from forkyard.vmm.qemu.shim import Range, map_file
 
+LOAD_TIMEOUT_S = 30.0
 KILL_TIMEOUT_S = 30.0
+#: Each makes up to two mappings, and a process may have 65530 (vm.max_map_count). Smaller runs beyond that are copied.
+MAX_MAPPED_RUNS = 16_000
 CONSOLE_LOG_BYTES = 256 * 1024  # of a sandbox; a template's boot log is whole
 
 
@@ -29,6 +37,10 @@ def qmp_socket(record: VmRecord) -> Path:
 
 def agent_socket(record: VmRecord) -> Path:
     return record.dir / "agent.sock"
+
+
+def shim_socket(record: VmRecord) -> Path:
+    return record.dir / "shim.sock"
 
 
 def console_log(record: VmRecord) -> Path:
@@ -48,6 +60,17 @@ def tail(path: Path, size: int) -> str:
         return ""
 
 
+async def start_failure(record: VmRecord, error: Exception, timeout_s: float) -> VmStartFailed:
+    """Why a VM did not start, with what QEMU said about it."""
+    said = await asyncio.to_thread(tail, qemu_log(record), 1500)
+    why = f"no answer within {timeout_s:.0f} s" if isinstance(error, TimeoutError) else str(error)
+    return VmStartFailed(
+        f"VM {record.vm_id} did not start: {why}."
+        + (f" QEMU said: {said}." if said else "")
+        + " `forkyard doctor` checks what a VM needs."
+    )
+
+
 def guest_end(run_state: str, reason: str, console: str) -> VmExit | None:
     """What QEMU's run state says about the guest: how it ended, or None while it has not."""
     if run_state == "guest-panicked" or (reason == "guest-reset" and "Kernel panic - not syncing" in console):
@@ -64,10 +87,13 @@ def guest_end(run_state: str, reason: str, console: str) -> VmExit | None:
 
 
 class QemuVm:
-    def __init__(self, record: VmRecord, process: Process, cgroups: Cgroups) -> None:
+    def __init__(self, record: VmRecord, process: Process, cgroups: Cgroups, *, live_capture: bool) -> None:
         self._record = record
         self._process = process
         self._cgroups = cgroups
+        self._live_capture = live_capture
+        self._top = Top(1, record.disk)
+        self._capturing = asyncio.Lock()
         self._qmp: Qmp | None = None
         self._connecting = asyncio.Lock()
         self._stop_asked = False
@@ -92,6 +118,10 @@ class QemuVm:
     def console_log(self) -> Path:
         return console_log(self._record)
 
+    @property
+    def disk(self) -> Path:
+        return self._top.path
+
     async def connect(self, *, timeout_s: float) -> Qmp:
         """The connection to QEMU, made again if it broke."""
         async with self._connecting:
@@ -107,13 +137,51 @@ class QemuVm:
         qmp = await self.connect(timeout_s=15.0)
         return await qmp.execute(command, **arguments)
 
-    async def load(self, device_state: Path, *, timeout_s: float) -> None:
-        """Load device state into a machine that waits for it. When this returns the CPUs are ready, and stopped."""
-        qmp = await self.connect(timeout_s=timeout_s)
+    async def load(self, snapshot: SnapshotFiles) -> None:
+        try:
+            async with asyncio.timeout(LOAD_TIMEOUT_S):
+                mapping = asyncio.create_task(in_thread(lambda: self._map_layer(snapshot.layer)))
+                try:
+                    await self.attach_disk(snapshot.disk, "qcow2")
+                finally:
+                    await mapping
+                await self._load_state(snapshot.device_state)
+        except (ForkyardError, OSError) as error:
+            raise await self.start_failure(error) from error
+
+    async def start_failure(self, error: Exception) -> VmStartFailed:
+        return await start_failure(self._record, error, LOAD_TIMEOUT_S)
+
+    async def attach_disk(self, below: Path, below_format: str) -> None:
+        """Give the machine its disk: `record.disk`, made over `below` if it does not exist."""
+        made = not self._record.disk.exists()
+        if made:
+            await in_thread(lambda: disks.make_overlay(self._record.disk, below, below_format, self._record))
+        try:
+            qmp = await self.connect(timeout_s=LOAD_TIMEOUT_S)
+            # Sent in one go, done in this order: a round trip per command is what costs.
+            await asyncio.gather(*(qmp.execute(command, **arguments) for command, arguments in disks.attach(self._top)))
+        except BaseException:
+            if made:
+                self._record.disk.unlink(missing_ok=True)
+            raise
+
+    def _map_layer(self, layer: Path | None) -> None:
+        if layer is None:
+            return
+        ram = pages.ram_of(self.pid, self._record.shape.memory_mib << 20)
+        if layer.stat().st_size != ram.size_bytes:
+            raise HostFailure(f"{layer} is not a layer of a machine with {ram.size_bytes >> 20} MiB of memory")
+        runs = sorted(pages.data_runs(layer), key=lambda run: run[0] - run[1])  # longest first
+        mapped, copied = runs[:MAX_MAPPED_RUNS], runs[MAX_MAPPED_RUNS:]
+        map_file(shim_socket(self._record), layer, [Range(ram.address + a, b - a, a) for a, b in sorted(mapped)])
+        pages.copy_into(self.pid, ram, layer, copied)
+
+    async def _load_state(self, device_state: Path) -> None:
+        qmp = await self.connect(timeout_s=LOAD_TIMEOUT_S)
         done = qmp.expect(lambda e: e.name == "MIGRATION" and e.data.get("status") in ("completed", "failed"))
         fd = os.open(device_state, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            # Sent in one go, done in this order: a round trip per command is what costs.
             await asyncio.gather(
                 qmp.execute("migrate-set-capabilities", capabilities=[{"capability": "events", "state": True}]),
                 qmp.execute("getfd", fds=[fd], fdname="state"),
@@ -121,10 +189,34 @@ class QemuVm:
             )
         finally:
             os.close(fd)
-        async with asyncio.timeout(timeout_s):
-            event = await done
+        event = await done
         if event.data["status"] != "completed":
             raise HostFailure(f"QEMU could not load {device_state}")
+
+    async def find_disk(self) -> None:
+        """Of a VM that another daemon started: which disk it writes to now."""
+        nodes = await self._execute("query-named-block-nodes", flat=True)
+        self._top, prepared = disks.tops(nodes)
+        for node in prepared:
+            await self._execute("blockdev-del", **{"node-name": node})
+
+    async def capture(self, target: CaptureTarget, *, keep_running: bool) -> Captured:
+        async with self._capturing:
+            qmp = await self.connect(timeout_s=15.0)
+            status = str((await qmp.execute("query-status"))["status"])
+            if status not in ("running", "paused", "prelaunch"):
+                raise VmCrashed(f"the guest of VM {self._record.vm_id} has ended (QEMU: {status})")
+            capture = Capture(
+                *(qmp, self._record, self.pid, shim_socket(self._record), self._top, target, self._live_capture)
+            )
+            self._stop_asked, asked_before = True, self._stop_asked
+            try:
+                captured = await capture.run(was_running=status == "running", keep_running=keep_running)
+                asked_before = asked_before or not keep_running
+                return captured
+            finally:
+                self._top = capture.top
+                self._stop_asked = asked_before
 
     async def cont(self) -> None:
         self._stop_asked = False

@@ -1,0 +1,88 @@
+"""`pause`, `resume`, `stop`, `start`, `resize`, `set`: what a sandbox does next, and on which terms."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from forkyard.cli.app import PERSISTENCE, App, Verb, find_sandbox, given, pairs, pass_app, seconds
+
+if TYPE_CHECKING:
+    from forkyard import SandboxInfo
+
+
+@click.command("pause", cls=Verb)
+@click.argument("sandbox_id", metavar="ID")
+@pass_app
+def pause_command(app: App, sandbox_id: str) -> None:
+    """Put a sandbox to sleep. It goes on where it was with `resume`, or when it is next used."""
+    with app.client() as client:
+        _show(app, find_sandbox(client, sandbox_id).pause())
+
+
+@click.command("resume", cls=Verb)
+@click.argument("sandbox_id", metavar="ID")
+@click.option("--no-memory", is_flag=True, help="Boot from its disk instead; what was in memory is dropped.")
+@pass_app
+def resume_command(app: App, sandbox_id: str, no_memory: bool) -> None:
+    """Let a sandbox that sleeps go on where it was."""
+    with app.client() as client:
+        _show(app, find_sandbox(client, sandbox_id).resume(memory=not no_memory))
+
+
+@click.command("stop", cls=Verb)
+@click.argument("sandbox_id", metavar="ID")
+@pass_app
+def stop_command(app: App, sandbox_id: str) -> None:
+    """Shut a sandbox down. Its disk stays."""
+    with app.client() as client:
+        _show(app, find_sandbox(client, sandbox_id).stop())
+
+
+@click.command("start", cls=Verb)
+@click.argument("sandbox_id", metavar="ID")
+@pass_app
+def start_command(app: App, sandbox_id: str) -> None:
+    """Boot a stopped sandbox from its disk."""
+    with app.client() as client:
+        _show(app, find_sandbox(client, sandbox_id).start())
+
+
+@click.command("resize", cls=Verb)
+@click.argument("sandbox_id", metavar="ID")
+@click.option("--vcpus", type=int)
+@click.option("--memory", "memory_mib", type=int, metavar="MIB")
+@click.option("--disk", "disk_gib", type=int, metavar="GIB", help="It can only grow.")
+@pass_app
+def resize_command(app: App, sandbox_id: str, vcpus: int | None, memory_mib: int | None, disk_gib: int | None) -> None:
+    """Give a stopped or paused sandbox another shape. Its next start is a boot from disk."""
+    if vcpus is None and memory_mib is None and disk_gib is None:
+        raise click.UsageError("Give what to change: --vcpus, --memory or --disk.")
+    with app.client() as client:
+        sandbox = find_sandbox(client, sandbox_id)
+        _show(app, sandbox.resize(vcpus=vcpus, memory_mib=memory_mib, disk_gib=disk_gib))
+
+
+@click.command("set", cls=Verb)
+@click.argument("sandbox_id", metavar="ID")
+@click.option("--name")
+@click.option("--label", "labels", multiple=True, callback=pairs, metavar="KEY=VALUE", help="Replaces all its labels.")
+@click.option("--idle-timeout", "idle_timeout_s", type=seconds, help="Sleeps when idle for this long, or never.")
+@click.option("--ttl", "ttl_s", type=seconds, help="Deleted this long after its creation, or never.")
+@click.option("--persistence", type=PERSISTENCE, help="What may happen to it while it sleeps.")
+@click.option("--priority", type=int, help="0 to 10: of sticky sandboxes the lowest are evicted first.")
+@click.option("--checkpoint-every", "checkpoint_every_s", type=seconds, help="Take a snapshot this often, or never.")
+@click.option("--checkpoints-kept", type=int, help="How many of those are kept.")
+@pass_app
+def set_command(app: App, /, sandbox_id: str, **options: Any) -> None:
+    """Change what `create` was told of a sandbox. What is not given stays as it is."""
+    changes = given(options)
+    if not changes:
+        raise click.UsageError("Give what to change, for example --idle-timeout 10m.")
+    with app.client() as client:
+        _show(app, find_sandbox(client, sandbox_id).update(**changes))
+
+
+def _show(app: App, info: SandboxInfo) -> None:
+    app.print_json(info) if app.json else click.echo(info.id)

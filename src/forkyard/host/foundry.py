@@ -1,0 +1,217 @@
+"""Makes machines: restored from a snapshot, or booted from a disk.
+
+Owns: the steps from nothing to a guest that answers, and their undo. Every acquired thing is pushed on an exit stack
+before the next is acquired, so a start that fails or is cancelled at any line leaves nothing. Create, fork, resume,
+rollback and the warm pool all come through here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from forkyard.errors import NoCapacity, OperationTimeout
+from forkyard.guest.base import Connector, Guest, Identity
+from forkyard.host import errand
+from forkyard.host.journal import Entry, Journal, Phase, host_boot_id
+from forkyard.host.machine import Machine, OnEnd
+from forkyard.hosts.base import Incarnation
+from forkyard.models import Milestone, Shape
+from forkyard.settings import Settings
+from forkyard.storage.disks import Disks
+from forkyard.vmm.base import BootSource, Driver, SnapshotFiles, Vm
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a machine is restored from."""
+
+    base: str  # name of the RAM that `files.ram` is
+    files: SnapshotFiles
+    pristine: bool = False  # a template: nobody was talking to its agent, and its past is nobody's
+
+
+class Stopwatch:
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self.milestones: list[Milestone] = []
+
+    def note(self, name: str) -> None:
+        at_ms = round((time.monotonic() - self._started) * 1000, 1)
+        self.milestones.append(Milestone(name=name, at_ms=at_ms))
+
+
+@dataclass(frozen=True)
+class Shell:
+    """A hypervisor process that waits to become a machine."""
+
+    entry: Entry
+    vm: Vm
+
+
+class Foundry:
+    def __init__(
+        self, settings: Settings, driver: Driver, connect: Connector, journal: Journal, disks: Disks, on_end: OnEnd
+    ) -> None:
+        self._settings = settings
+        self._driver = driver
+        self._connect = connect
+        self._journal = journal
+        self._disks = disks
+        self._on_end = on_end
+        self._uids: set[int] = set()
+
+    def new_entry(self, vm_id: str, shape: Shape, base: str, disk: Path | None = None) -> Entry:
+        return Entry(vm_id, self.allocate_uid(), shape, host_boot_id(), base, disk or self._disks.new_path())
+
+    async def restore(
+        self,
+        owner: Incarnation,
+        shape: Shape,
+        origin: Origin,
+        env: Mapping[str, str],
+        shell: Shell | None = None,
+    ) -> Machine:
+        """A running machine that has answered. A `shell` saves the start of a process, and is used up in any case."""
+        watch = Stopwatch()
+        async with self._undone_on_failure(owner) as undo:
+            shell, guest = await self._bring_up(undo, str(owner), shape, origin, shell, watch)
+            entry = await self._identify(shell.entry, guest, owner, env, watch, new=origin.pristine)
+            undo.pop_all()
+            return self._machine(entry, shell.vm, guest)
+
+    async def boot(
+        self, owner: Incarnation, shape: Shape, source: BootSource, disk: Path, ram: Path, env: Mapping[str, str]
+    ) -> Machine:
+        """A machine that boots from a disk of its own. `ram` is a file of zeros."""
+        watch = Stopwatch()
+        async with self._undone_on_failure(owner, self._settings.boot_timeout_s) as undo:
+            entry = self.new_entry(str(owner), shape, ram.stem, disk)
+            undo.push_async_callback(self.remove, entry)
+            vm = await self._driver.boot(self._journal.begin(entry), source, ram, template=False)
+            undo.push_async_callback(vm.kill)
+            watch.note("booting")
+            await vm.cont()
+            guest = await self._connect(str(vm.agent_socket), timeout_s=self._settings.boot_timeout_s)
+            undo.push_async_callback(guest.aclose)
+            watch.note("agent-connected")
+            entry = await self._identify(entry, guest, owner, env, watch, new=False)
+            undo.pop_all()
+            return self._machine(entry, vm, guest)
+
+    async def park(self, vm_id: str, shape: Shape, origin: Origin, warm_up: str) -> Machine:
+        """Restored, used once, and stopped: all that is missing is an owner."""
+        async with self._undone_on_failure(None) as undo:
+            shell, guest = await self._bring_up(undo, vm_id, shape, origin, None, Stopwatch())
+            await errand.run(guest, warm_up)
+            await shell.vm.stop()
+            undo.pop_all()
+            return Machine(shell.entry, shell.vm, guest, self._connect, self._on_end)
+
+    async def give(self, parked: Machine, owner: Incarnation, env: Mapping[str, str]) -> Machine:
+        """A parked machine becomes somebody's."""
+        watch = Stopwatch()
+        async with self._undone_on_failure(owner) as undo:
+            undo.push_async_callback(self.remove, parked.entry)
+            undo.push_async_callback(parked.kill)
+            await parked.vm.cont()
+            parked.awake(True)
+            watch.note("restored")
+            parked.entry = await self._identify(parked.entry, parked.guest, owner, env, watch, new=True)
+            undo.pop_all()
+            return parked
+
+    async def start_shell(self, vm_id: str, shape: Shape, base: str, ram: Path) -> Shell:
+        entry = self.new_entry(vm_id, shape, base)
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(self.remove, entry)
+            vm = await self._driver.shell(self._journal.begin(entry), ram)
+            undo.pop_all()
+            return Shell(entry, vm)
+
+    async def discard(self, shell: Shell) -> None:
+        await shell.vm.kill()
+        await self.remove(shell.entry)
+
+    async def _bring_up(
+        self,
+        undo: contextlib.AsyncExitStack,
+        vm_id: str,
+        shape: Shape,
+        origin: Origin,
+        shell: Shell | None,
+        watch: Stopwatch,
+    ) -> tuple[Shell, Guest]:
+        shell = shell or await self.start_shell(vm_id, shape, origin.base, origin.files.ram)
+        undo.push_async_callback(self.discard, shell)
+        await shell.vm.load(origin.files)
+        watch.note("restored")
+        await shell.vm.cont()
+        guest = await self._connect(
+            str(shell.vm.agent_socket), timeout_s=self._settings.create_timeout_s, fresh=origin.pristine
+        )
+        undo.push_async_callback(guest.aclose)
+        watch.note("agent-connected")
+        return shell, guest
+
+    async def _identify(
+        self, entry: Entry, guest: Guest, owner: Incarnation, env: Mapping[str, str], watch: Stopwatch, *, new: bool
+    ) -> Entry:
+        """The guest learns who it is, and the journal whose it is."""
+        await guest.adopt_identity(Identity(owner.sandbox_id, owner.sandbox_id, os.urandom(64), env, new=new))
+        watch.note("ready")
+        return self._journal.write(
+            replace(
+                entry,
+                phase=Phase.RUNNING,
+                sandbox_id=owner.sandbox_id,
+                incarnation=owner.number,
+                env=dict(env),
+                milestones=watch.milestones,
+            )
+        )
+
+    def _machine(self, entry: Entry, vm: Vm, guest: Guest) -> Machine:
+        machine = Machine(entry, vm, guest, self._connect, self._on_end)
+        machine.awake(True)
+        return machine
+
+    async def remove(self, entry: Entry) -> None:
+        """All that an entry stands for, but its disk: that is collected when nothing rests on it."""
+        await self._driver.reclaim(self._journal.record(entry))
+        await asyncio.to_thread(self._journal.forget, entry)
+        self.release_uid(entry.uid)
+        self._disks.release(entry.disk)
+
+    @contextlib.asynccontextmanager
+    async def _undone_on_failure(
+        self, owner: Incarnation | None, timeout_s: float | None = None
+    ) -> AsyncIterator[contextlib.AsyncExitStack]:
+        limit_s = timeout_s or self._settings.create_timeout_s
+        try:
+            async with contextlib.AsyncExitStack() as undo, asyncio.timeout(limit_s):
+                yield undo
+        except TimeoutError:
+            raise OperationTimeout(
+                f"the machine{f' of {owner.sandbox_id}' if owner else ''} did not answer within {limit_s:.0f} s; "
+                "`forkyard doctor` may tell why (an overloaded host is the usual reason)"
+            ) from None
+
+    def allocate_uid(self) -> int:
+        base, count = self._settings.vm_uid_base, self._settings.vm_uid_count
+        taken = self._uids | self._journal.uids()
+        uid = next((uid for uid in range(base, base + count) if uid not in taken), None)
+        if uid is None:
+            raise NoCapacity(
+                f"all {count} user ids for VMs are in use; delete sandboxes, or raise FORKYARD_VM_UID_COUNT"
+            )
+        self._uids.add(uid)
+        return uid
+
+    def release_uid(self, uid: int) -> None:
+        self._uids.discard(uid)

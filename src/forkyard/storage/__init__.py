@@ -1,0 +1,1 @@
+"""What machines leave on disk: their disks (`disks`) and saved machines (`snapshots`)."""

@@ -1,0 +1,243 @@
+"""A snapshot of a VM that runs: its RAM, device state and disk at one instant.
+
+Owns: the order of steps, and undoing them. RAM is copied while the VM runs, and again what it wrote meanwhile, until little
+is left; then the VM stands still for the rest:
+
+    stop ── device state begins ── rest of RAM ── device state ends ── disk sealed ── cont
+
+QEMU's main loop can change RAM and devices even while the CPUs are stopped (bytes that arrive for the agent, for one). So
+its device state goes through a pipe that holds less than the state is long: QEMU stands still in the middle of
+writing it until the rest of RAM has been copied, and both are of one instant.
+Never does: syncing to the host's disk in the pause, beyond the flush QEMU does itself, which is made cheap beforehand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import select
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forkyard.errors import ForkyardError, HostFailure, SnapshotFailed, VmCrashed
+from forkyard.vmm.base import Captured, CaptureTarget, VmRecord
+from forkyard.vmm.qemu import disks
+from forkyard.vmm.qemu.disks import Top
+from forkyard.vmm.qemu.finishing import in_thread, to_the_end
+from forkyard.vmm.qemu.pages import PAGE, Layer, PageTable, merge, ram_of, total
+from forkyard.vmm.qemu.qmp import Qmp
+from forkyard.vmm.qemu.shim import Range, watch
+
+#: So much may be left for the pause: copying it takes about a millisecond.
+REST_BYTES = 2 << 20
+#: A guest that writes faster than we copy is not waited for for ever.
+ROUNDS = 8
+#: Unchanged pages between changed ones are saved too if they are few: each run costs a mapping in every child.
+GAP_BYTES = 4 * PAGE
+PAUSE_TIMEOUT_S = 30.0
+_SMALL_PIPE, _LARGE_PIPE = 4096, 1 << 20
+
+
+class Copier:
+    """Copies a VM's RAM to a layer, first `ahead` while it runs, then the `rest` while it stands still. Blocking.
+
+    `live` means that the kernel notes which pages are written. Without that, all is copied again in the pause; having been
+    copied ahead still helps, because the layer's own pages are there.
+    """
+
+    def __init__(self, pid: int, memory_bytes: int, layer: Path, shim: Path, *, live: bool) -> None:
+        with contextlib.ExitStack() as opened:
+            self._ram = ram_of(pid, memory_bytes)
+            self._table = opened.enter_context(PageTable(pid))
+            self._layer = opened.enter_context(Layer(layer, pid, self._ram))
+            self.live = live and watch(shim, Range(self._ram.address, self._ram.size_bytes)) is None
+            self._opened = opened.pop_all()
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def ahead(self, disk: Path) -> None:
+        with disk.open("rb") as file:
+            if self.live:
+                self._table.written(self._ram.run, ask_again=True)  # from now on
+            private = self._table.private if self.live else self._table.private_slowly
+            left = merge([*self._ram.layered, *private(self._ram.run)], GAP_BYTES)
+            for _ in range(ROUNDS):
+                self._layer.save(left)
+                os.fdatasync(file.fileno())  # else QEMU does, in the pause
+                if not self.live:
+                    return
+                left = merge(self._table.written(self._ram.run, ask_again=True), GAP_BYTES)
+                if total(left) <= REST_BYTES:
+                    break
+            self._layer.save(left)
+
+    def rest(self) -> None:
+        if self.live:
+            self._layer.save(self._table.written(self._ram.run, ask_again=False))
+        else:
+            self._layer.save(merge([*self._ram.layered, *self._table.private_slowly(self._ram.run)]))
+
+    def seal(self) -> int:
+        self._layer.seal()
+        return self._layer.data_bytes
+
+
+@dataclass
+class Capture:
+    """One capture of one VM. `top` is the disk in use, at any time."""
+
+    qmp: Qmp
+    record: VmRecord
+    pid: int
+    shim: Path
+    top: Top
+    target: CaptureTarget
+    live: bool
+
+    async def run(self, *, was_running: bool, keep_running: bool) -> Captured:
+        async with contextlib.AsyncExitStack() as undo:
+            undo.callback(self.target.layer.unlink, missing_ok=True)
+            undo.callback(self.target.device_state.unlink, missing_ok=True)
+            with contextlib.ExitStack() as opened:
+                state = await in_thread(lambda: _new_file(self.target.device_state))
+                opened.callback(os.close, state)
+                memory_bytes = self.record.shape.memory_mib << 20
+                copier = await in_thread(
+                    lambda: Copier(self.pid, memory_bytes, self.target.layer, self.shim, live=self.live)
+                )
+                opened.callback(copier.close)
+                disk = self.top.path
+                async with self._next_top() as next_top:
+                    await in_thread(lambda: copier.ahead(disk))
+                    paused_ms = await to_the_end(
+                        self._pause(copier, state, next_top, was_running=was_running, keep_running=keep_running)
+                    )
+                layer_bytes = await in_thread(copier.seal)
+            undo.pop_all()
+        return Captured(paused_ms if was_running else 0.0, layer_bytes, disk)
+
+    @contextlib.asynccontextmanager
+    async def _next_top(self) -> AsyncIterator[Top | None]:
+        """Open the disk the VM will write to after this one is sealed, before the pause; close it if it never does."""
+        path = self.target.next_disk
+        if path is None:
+            yield None
+            return
+        following = Top(self.top.number + 1, path)
+        await in_thread(lambda: disks.make_overlay(path, self.top.path, "qcow2", self.record))
+        try:
+            await to_the_end(self._execute("blockdev-add", **following.options(backing=None)))
+            yield following
+        finally:
+            if self.top != following:
+                with contextlib.suppress(ForkyardError):
+                    await to_the_end(self._execute("blockdev-del", **{"node-name": following.node}))
+                path.unlink(missing_ok=True)
+
+    async def _pause(
+        self, copier: Copier, state: int, next_top: Top | None, *, was_running: bool, keep_running: bool
+    ) -> float:
+        disk = self.top.path
+        with contextlib.closing(_StatePipe(self.record)) as pipe:
+            finishing = asyncio.create_task(asyncio.to_thread(_finish, pipe, copier, state))
+            started = time.perf_counter()
+            # Each batch is sent in one go: a round trip per command is what costs.
+            # Not live: that would also give up the disk, which is sealed next.
+            save = {"filename": str(pipe.path), "live": False, "timeout_s": PAUSE_TIMEOUT_S}
+            stopping = asyncio.gather(
+                self._execute("stop"),
+                self._execute("xen-save-devices-state", **save),
+                self._execute("query-status"),
+                return_exceptions=True,
+            )
+            stopping.add_done_callback(lambda _: pipe.close_writer())
+            outcomes: list[Any] = [*await asyncio.gather(finishing, return_exceptions=True), *await stopping]
+        try:
+            # The first failure is the cause: if ours fails, so does QEMU's.
+            for outcome in outcomes:
+                if isinstance(outcome, BaseException):
+                    raise outcome
+            if outcomes[-1]["status"] not in ("paused", "prelaunch"):
+                raise VmCrashed(f"the guest of VM {self.record.vm_id} ended while it was captured")
+            resumed = self._resume(was_running and keep_running)
+            if next_top is not None:
+                sealing = self._execute("blockdev-snapshot", node=self.top.node, overlay=next_top.node)
+                # The VM goes on even if the disk could not be sealed.
+                outcomes = await asyncio.gather(sealing, resumed, return_exceptions=True)
+                if isinstance(outcomes[0], BaseException):
+                    raise outcomes[0]
+                self.top = next_top
+            else:
+                await resumed
+        except BaseException:
+            with contextlib.suppress(ForkyardError):
+                await self._resume(was_running)
+            raise
+        paused_ms = (time.perf_counter() - started) * 1000
+        if next_top is not None:
+            await asyncio.to_thread(disks.seal, disk)
+        return paused_ms
+
+    async def _execute(self, command: str, **arguments: Any) -> Any:
+        return await self.qmp.execute(command, **arguments)
+
+    async def _resume(self, wanted: bool) -> None:
+        if wanted:
+            await self._execute("cont")
+
+
+class _StatePipe:
+    """Through which QEMU writes its device state. A path and not a descriptor, because QEMU truncates what it is given.
+
+    We hold a writing end too, until QEMU has answered: so the reader sees an end, but not before QEMU has begun.
+    """
+
+    def __init__(self, record: VmRecord) -> None:
+        self.path = record.dir / "state.fifo"
+        self.path.unlink(missing_ok=True)
+        os.mkfifo(self.path, 0o600)
+        os.chown(self.path, record.uid, record.uid)
+        self.reader = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._writer: int | None = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+        os.set_blocking(self.reader, True)
+        fcntl.fcntl(self.reader, fcntl.F_SETPIPE_SZ, _SMALL_PIPE)
+
+    def close_writer(self) -> None:
+        if self._writer is not None:
+            os.close(self._writer)
+            self._writer = None
+
+    def close(self) -> None:
+        self.close_writer()
+        self.path.unlink(missing_ok=True)
+
+
+def _finish(pipe: _StatePipe, copier: Copier, state: int) -> None:
+    """Blocking: what happens while QEMU stands still. Closes the reading end, so that QEMU never waits for nobody."""
+    try:
+        poller = select.poll()
+        poller.register(pipe.reader, select.POLLIN)
+        if not poller.poll(PAUSE_TIMEOUT_S * 1000):
+            raise SnapshotFailed(f"QEMU did not begin to write its device state within {PAUSE_TIMEOUT_S:.0f} s")
+        copier.rest()
+        fcntl.fcntl(pipe.reader, fcntl.F_SETPIPE_SZ, _LARGE_PIPE)
+        with open(state, "wb", closefd=False) as file:
+            while chunk := os.read(pipe.reader, _LARGE_PIPE):
+                file.write(chunk)
+    except OSError as error:
+        raise SnapshotFailed(f"could not save the VM's state: {error.strerror}") from error
+    finally:
+        os.close(pipe.reader)
+
+
+def _new_file(path: Path) -> int:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise SnapshotFailed(f"could not make {path}: {error.strerror}") from error

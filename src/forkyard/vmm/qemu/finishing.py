@@ -1,0 +1,29 @@
+"""Work that must not be left half done when its caller is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """If the caller is cancelled, wait for the work all the same; what it made can then be undone."""
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            try:
+                await asyncio.wait({task})
+            except asyncio.CancelledError:
+                continue  # asked again; the answer is the same
+        task.cancelled() or task.exception()
+        raise
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Run blocking work in a thread. A thread cannot be cancelled: so, to the end."""
+    return await to_the_end(asyncio.to_thread(work))

@@ -1,0 +1,283 @@
+"""The memory of a QEMU, seen from outside: where guest RAM is, which of its pages are the VM's own, and copying them.
+
+Owns: the kernel interfaces for that (/proc/PID/maps and pagemap, PAGEMAP_SCAN, process_vm_readv and writev) and layer
+files, which hold such pages (see `SnapshotFiles.layer`). All calls are blocking; the long ones let other threads run.
+Never does: stopping a VM. Who copies from one that runs must ask again what was `written` meanwhile.
+
+A page of RAM is one of: *shared* (unchanged, of the template's file), *layered* (of the layer file this VM was made from;
+its mapping tells), or *private* (written by this VM).
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import re
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from forkyard.errors import HostFailure, VmCrashed
+from forkyard.vmm.qemu.shim import USERFAULTFD
+
+PAGE = 4096
+#: A part of an address space or of a file: where it begins and ends.
+Run = tuple[int, int]
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_MAX_IOVECS = 1024
+
+# linux/fs.h
+_PAGEMAP_SCAN = 0xC0606610
+_SCAN_PROTECT, _SCAN_CHECK_WATCHED = 1, 2
+_WRITTEN, _FILE, _PRESENT, _SWAPPED = 2, 4, 8, 16
+_SCAN_RUNS = 16384
+
+# In a word of /proc/PID/pagemap, bit 63 is "present", 62 "swapped", 61 "of a file". They are all in its last byte.
+_IS_PRIVATE = bytes(bool(byte & 0xC0) and not byte & 0x20 for byte in range(256))
+
+
+@dataclass(frozen=True)
+class Ram:
+    """Guest RAM in the address space of its QEMU."""
+
+    address: int
+    size_bytes: int
+    layered: tuple[Run, ...]  # parts of it that are mapped from a layer
+
+    @property
+    def run(self) -> Run:
+        return self.address, self.address + self.size_bytes
+
+
+def find_ram(maps: str, size_bytes: int, template: Path) -> Ram:
+    """From the text of /proc/PID/maps. RAM is in many pieces once a layer is mapped, but each piece is at the place in its
+    file that it has in RAM; so all of them agree on where RAM begins, and together they are as long."""
+    pieces: dict[int, list[tuple[int, int, str]]] = {}
+    for line in maps.splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) < 6 or fields[1] != "rw-p":
+            continue
+        start, end = (int(word, 16) for word in fields[0].split("-"))
+        pieces.setdefault(start - int(fields[2], 16), []).append((start, end, fields[5].removesuffix(" (deleted)")))
+    for address, found in pieces.items():
+        if sum(end - start for start, end, _ in found) == size_bytes:
+            layered = [(start, end) for start, end, path in found if path != str(template)]
+            return Ram(address, size_bytes, tuple(merge(layered)))
+    raise HostFailure(
+        f"no private memory of {size_bytes >> 20} MiB is mapped in this QEMU; only sandboxes are captured"
+    )
+
+
+def ram_of(pid: int, size_bytes: int) -> Ram:
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        maps = Path(f"/proc/{pid}/maps").read_text()
+    except OSError as error:
+        raise VmCrashed(f"the QEMU with pid {pid} has ended") from error
+    template = next((word[18:] for word in environment if word.startswith(b"FORKYARD_RAM_PATH=")), b"")
+    return find_ram(maps, size_bytes, Path(os.fsdecode(template)))
+
+
+def merge(runs: Iterable[Run], gap_bytes: int = 0) -> list[Run]:
+    """In order, overlapping and adjoining ones made one, and those with a small gap between them too."""
+    merged: list[Run] = []
+    for start, end in sorted(runs):
+        if merged and start <= merged[-1][1] + gap_bytes:
+            if end > merged[-1][1]:
+                merged[-1] = merged[-1][0], end
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def total(runs: Iterable[Run]) -> int:
+    return sum(end - start for start, end in runs)
+
+
+class PageTable:
+    """What the kernel knows about the pages of a process."""
+
+    def __init__(self, pid: int) -> None:
+        try:
+            self._fd = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise VmCrashed(f"the QEMU with pid {pid} has ended") from error
+        self._found = array.array("Q", bytes(24 * _SCAN_RUNS))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def private(self, area: Run) -> list[Run]:
+        """Pages that are no file's: written, at some time."""
+        return self._scan(area, 0, _FILE)
+
+    def written(self, area: Run, *, ask_again: bool) -> list[Run]:
+        """Private pages written since the last time this was asked with `ask_again`. Of an area that is watched."""
+        return self._scan(area, _SCAN_CHECK_WATCHED | (_SCAN_PROTECT if ask_again else 0), _FILE | _WRITTEN)
+
+    def private_slowly(self, area: Run) -> list[Run]:
+        """The same as `private`, for kernels without PAGEMAP_SCAN (before Linux 6.7)."""
+        runs: list[Run] = []
+        step = 1 << 30
+        for start in range(area[0], area[1], step):
+            pages = (min(start + step, area[1]) - start) // PAGE
+            marks = os.pread(self._fd, pages * 8, start // PAGE * 8)[7::8].translate(_IS_PRIVATE)
+            runs += [(start + m.start() * PAGE, start + m.end() * PAGE) for m in re.finditer(rb"\x01+", marks)]
+        return merge(runs)
+
+    def _scan(self, area: Run, flags: int, mask: int) -> list[Run]:
+        start, end = area
+        runs: list[Run] = []
+        while start < end:
+            # Only pages that are there: else every hole counts as written.
+            argument = bytearray(
+                struct.pack(
+                    "12Q",
+                    *(96, flags, start, end, 0),
+                    *(self._found.buffer_info()[0], _SCAN_RUNS, 0),
+                    *(_FILE, mask, _PRESENT | _SWAPPED, 0),
+                )
+            )
+            count = fcntl.ioctl(self._fd, _PAGEMAP_SCAN, argument)
+            runs += zip(self._found[0 : 3 * count : 3], self._found[1 : 3 * count : 3], strict=True)
+            (start,) = struct.unpack_from("Q", argument, 32)  # how far it came
+        return runs
+
+
+def why_not_live() -> str | None:
+    """Why this machine's kernel cannot note what a VM writes while it is being copied; None if it can."""
+    features = (1 << 0) | (1 << 12) | (1 << 15)  # write-protection, of tmpfs, asynchronous
+    with contextlib.ExitStack() as opened:
+        try:
+            device = os.open(USERFAULTFD, os.O_RDWR | os.O_CLOEXEC)
+            opened.callback(os.close, device)
+            watcher = fcntl.ioctl(device, 0xAA00, os.O_CLOEXEC | os.O_NONBLOCK)
+            opened.callback(os.close, watcher)
+        except OSError as error:
+            return f"{USERFAULTFD} cannot be used ({error.strerror})"
+        try:
+            fcntl.ioctl(watcher, 0xC018AA3F, bytearray(struct.pack("QQQ", 0xAA, features, 0)))
+            with PageTable(os.getpid()) as table:
+                table.private((0, PAGE))
+        except OSError as error:
+            return f"the kernel is older than Linux 6.7 ({error.strerror})"
+    return None
+
+
+class Layer:
+    """A layer file that is being filled from a QEMU's RAM."""
+
+    def __init__(self, path: Path, pid: int, ram: Ram) -> None:
+        self._path, self._pid, self._ram = path, pid, ram
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise HostFailure(f"could not make {path}: {error.strerror}") from error
+        try:
+            os.ftruncate(self._fd, ram.size_bytes)
+            self._memory = mmap.mmap(self._fd, ram.size_bytes)
+        except OSError as error:
+            os.close(self._fd)
+            path.unlink(missing_ok=True)
+            raise HostFailure(f"could not make {path} of {ram.size_bytes >> 20} MiB: {error.strerror}") from error
+        self._anchor = ctypes.c_char.from_buffer(self._memory)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._anchor
+        self._memory.close()
+        os.close(self._fd)
+
+    @property
+    def data_bytes(self) -> int:
+        return os.fstat(self._fd).st_blocks * 512
+
+    def save(self, runs: Sequence[Run]) -> None:
+        """Copy these parts of RAM to their places in the file, zero pages too: a hole would mean the template's page."""
+        shift = ctypes.addressof(self._anchor) - self._ram.address
+        try:
+            _copy(_libc.process_vm_readv, self._pid, runs, shift)
+        except OSError as error:
+            if error.errno == errno.ESRCH:
+                raise VmCrashed(f"the QEMU with pid {self._pid} has ended") from error
+            free = os.statvfs(self._path.parent)
+            raise HostFailure(
+                f"could not save memory to {self._path}: {error.strerror}; "
+                f"{free.f_bavail * free.f_frsize >> 20} MiB are free there"
+            ) from error
+
+    def seal(self) -> None:
+        os.fchmod(self._fd, 0o444)
+
+
+def data_runs(file: Path) -> list[Run]:
+    """The parts of a layer file that are not holes."""
+    return list(_data_runs(file))
+
+
+def _data_runs(file: Path) -> Iterator[Run]:
+    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        end = 0
+        while True:
+            try:
+                start = os.lseek(fd, end, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # no data after here
+                    return
+                raise
+            end = os.lseek(fd, start, os.SEEK_HOLE)
+            yield start, end
+    finally:
+        os.close(fd)
+
+
+def copy_into(pid: int, ram: Ram, layer: Path, runs: Sequence[Run]) -> None:
+    """Write these parts of a layer file to their places in RAM."""
+    fd = os.open(layer, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with mmap.mmap(fd, ram.size_bytes, flags=mmap.MAP_PRIVATE) as content:  # private: its address is asked writable
+            anchor = ctypes.c_char.from_buffer(content)
+            there = [(start + ram.address, end + ram.address) for start, end in runs]
+            try:
+                _copy(_libc.process_vm_writev, pid, there, ctypes.addressof(anchor) - ram.address)
+            finally:
+                del anchor
+    except OSError as error:
+        raise HostFailure(f"could not copy {layer} into QEMU: {error.strerror}") from error
+    finally:
+        os.close(fd)
+
+
+def _copy(call: ctypes._CFuncPtr, pid: int, runs: Sequence[Run], shift: int) -> None:  # noqa: SLF001
+    """process_vm_readv or writev of `runs` of a process, from or to our own memory `shift` further on."""
+    call.restype = ctypes.c_ssize_t
+    for first in range(0, len(runs), _MAX_IOVECS):
+        some = runs[first : first + _MAX_IOVECS]
+        lengths = array.array("Q", (end - start for start, end in some))
+        theirs, ours = array.array("Q", bytes(16 * len(some))), array.array("Q", bytes(16 * len(some)))
+        theirs[0::2] = array.array("Q", (start for start, _ in some))
+        ours[0::2] = array.array("Q", (start + shift for start, _ in some))
+        theirs[1::2] = ours[1::2] = lengths
+        copied = call(
+            ctypes.c_int(pid),
+            *(ctypes.c_void_p(ours.buffer_info()[0]), ctypes.c_ulong(len(some))),
+            *(ctypes.c_void_p(theirs.buffer_info()[0]), ctypes.c_ulong(len(some))),
+            ctypes.c_ulong(0),
+        )
+        if copied != sum(lengths):
+            number = ctypes.get_errno() if copied < 0 else errno.EFAULT
+            raise OSError(number, os.strerror(number))
