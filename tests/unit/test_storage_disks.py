@@ -34,12 +34,23 @@ def test_what_nothing_rests_on_is_removed_and_the_rest_stays(disks: Disks, tmp_p
     template = make(tmp_path / "template.qcow2")
     sealed = make(disks.new_path(), template)
     child, other = make(disks.new_path(), sealed), make(disks.new_path(), sealed)
+    for path in (sealed, child, other):
+        disks.release(path)
     disks.collect([child])
     assert sealed.exists() and child.exists() and template.exists()
     assert not other.exists()
     disks.collect([])
     assert not sealed.exists() and not child.exists()
     assert template.exists(), "what is not a disk of machines is not ours to remove"
+
+
+def test_a_disk_that_is_being_made_is_not_taken_away(disks: Disks) -> None:
+    path = make(disks.new_path())
+    disks.collect([])
+    assert path.exists()
+    disks.release(path)
+    disks.collect([])
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("junk", [b"", b"QFI\xfb", b"x" * 100, struct.pack(">4sIQI", b"QFI\xfb", 3, 1 << 60, 5)])

@@ -42,6 +42,9 @@ class Daemon:
             "FORKYARD_CACHE_DIR": str(Settings().cache_dir),
             "FORKYARD_LISTEN_PORT": "0",
             "FORKYARD_LOG_LEVEL": "debug",
+            # What the pool keeps ready would look like a leak; its own tests turn it on.
+            "FORKYARD_POOL_SIZE": "0",
+            "FORKYARD_POOL_SHELLS": "0",
             **self.extra_env,
         }
 
@@ -118,7 +121,7 @@ def remove_daemon(daemon: Daemon) -> None:
 def belongings(daemon: Daemon, *, templates: bool = False) -> set[str]:
     """Everything on this host that belongs to VMs of this daemon."""
     root = str(daemon.root)
-    found = {f"directory {path}" for path in (daemon.root / "vms").glob("*")}
+    found = {f"{kind} {path}" for kind in ("vms", "disks", "snapshots") for path in (daemon.root / kind).glob("*")}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")

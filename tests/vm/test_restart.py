@@ -85,7 +85,7 @@ def test_a_daemon_killed_in_the_middle_of_a_create_leaves_nothing_half_made(own_
             own_daemon.start()
             thread.join(60)
             known = {s.id for s in fy.sandboxes.list()}
-            directories = (item for item in belongings(own_daemon) if item.startswith("directory"))
+            directories = (item for item in belongings(own_daemon) if item.startswith("vms"))
             assert {d.split("/")[-1].rsplit("-", 1)[0] for d in directories} <= known, "a machine that no sandbox knows"
             for sandbox in fy.sandboxes.list():
                 assert sandbox.info.state == "running"

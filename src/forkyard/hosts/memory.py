@@ -194,7 +194,7 @@ class MemoryHost:
         machine = self._in_power(incarnation, Power.HOT, Power.COLD)
         if machine.power is Power.COLD:
             if machine.corrupt:
-                raise SnapshotCorrupt(f"what was saved of {incarnation} is damaged; boot its disk: resume(memory=False)")
+                raise SnapshotCorrupt(f"what was saved of {incarnation} is damaged; boot it: resume(memory=False)")
             self._vacant(successor)
             del self.world.machines[incarnation]
             self.world.machines[successor] = machine

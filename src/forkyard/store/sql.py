@@ -3,88 +3,54 @@
 Owns: the truth about what should be. `transition` is the only writer of a sandbox's state: one conditional UPDATE, with
 its event row in the same transaction. Never does: decisions, or anything on the host.
 
-A transaction is one plain function that runs in a thread. (With an async driver every statement is several hops between
-threads: measured, a create's first commit took 4.4 ms instead of 1.6.)
+Snapshots have a file of their own (`snapshots.py`); how a transaction runs is in `database.py`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
-from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import sqlalchemy as sa
 
-from forkyard.errors import HostFailure, IdempotencyConflict, StateConflict
-from forkyard.lifecycle import ENDED, Cause, State, allowed
+from forkyard.errors import IdempotencyConflict, NoCapacity, StateConflict
+from forkyard.lifecycle import ENDED, LIVE, Cause, State, allowed
 from forkyard.models import Shape
-from forkyard.store import sqlite
-from forkyard.store.migrate import migrate
-from forkyard.store.records import EventRecord, IdempotencyClaim, KeyRecord, NewSandbox, Place, SandboxRecord
+from forkyard.store.database import record_event
+from forkyard.store.records import (
+    Admit,
+    EventRecord,
+    IdempotencyClaim,
+    KeyRecord,
+    Load,
+    NewSandbox,
+    Place,
+    SandboxRecord,
+)
+from forkyard.store.snapshots import SnapshotQueries
 from forkyard.store.tables import events, idempotency, keys, sandboxes
 
 IDEMPOTENCY_LIFETIME = timedelta(hours=24)
-READERS = 2
-
-T = TypeVar("T")
+CREATES_WINDOW = timedelta(minutes=1)
 
 
-class Store:
-    """Open with `Store.open`. One thread writes (SQLite has one writer anyway), a few read."""
-
-    def __init__(self, writer: sa.Engine, reader: sa.Engine) -> None:
-        self._writer = writer
-        self._reader = reader
-        self._writing = ThreadPoolExecutor(1, thread_name_prefix="store-write")
-        self._reading = ThreadPoolExecutor(READERS, thread_name_prefix="store-read")
-        self._news = asyncio.Event()
-
-    @classmethod
-    async def open(cls, database: Path) -> Store:
-        await asyncio.to_thread(_prepare, database)
-        url = sa.URL.create("sqlite", database=str(database))
-        writer = sa.create_engine(url, pool_size=1, max_overflow=0)
-        reader = sa.create_engine(url, pool_size=READERS, max_overflow=0)
-        sqlite.configure(writer, "BEGIN IMMEDIATE")
-        sqlite.configure(reader, "BEGIN")
-        return cls(writer, reader)
-
-    async def close(self) -> None:
-        """Waits for transactions under way."""
-        for executor, engine in ((self._writing, self._writer), (self._reading, self._reader)):
-            await asyncio.to_thread(executor.shutdown)
-            engine.dispose()
+class Store(SnapshotQueries):
+    """Open with `Store.open`."""
 
     # ── sandboxes ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def add_sandbox(self, new: NewSandbox, claim: IdempotencyClaim | None = None) -> SandboxRecord:
+    async def add_sandbox(
+        self, new: NewSandbox, claim: IdempotencyClaim | None = None, *, admit: Admit | None = None
+    ) -> SandboxRecord:
         """A new sandbox in CREATING. If `claim` was made before, the sandbox it made then is returned instead; the same
         key with another request is an `IdempotencyConflict`."""
         now = _now()
-        row: dict[str, Any] = {
-            "id": new.id,
-            "name": new.name,
-            "state": State.CREATING,
-            "cause": Cause.REQUESTED,
-            "cause_detail": None,
-            "incarnation": 1,
-            **new.shape.model_dump(),
-            "labels": dict(new.labels),
-            "env": dict(new.env),
-            "template": None,
-            "created_at": now,
-            "updated_at": now,
-            "ended_at": None,
-        }
 
         def work(connection: sa.Connection) -> SandboxRecord:
             if claim is not None and (earlier := _claimed(connection, claim, now)) is not None:
                 return earlier
-            connection.execute(sandboxes.insert(), row)
+            record = _insert(connection, new, now, admit)
             if claim is not None:
                 values = {
                     "api_key_id": claim.api_key_id,
@@ -94,8 +60,24 @@ class Store:
                     "expires_at": now + IDEMPOTENCY_LIFETIME,
                 }
                 connection.execute(idempotency.insert(), values)
-            _add_event(connection, now, new.id, f"sandbox.{State.CREATING}", Cause.REQUESTED)
-            return _sandbox(row)
+            return record
+
+        return await self._write(work)
+
+    async def add_sandboxes(
+        self, new: Sequence[NewSandbox], *, admit: Admit | None = None
+    ) -> list[SandboxRecord | NoCapacity]:
+        """Several in one transaction; in place of those that are not admitted, why not."""
+        now = _now()
+
+        def work(connection: sa.Connection) -> list[SandboxRecord | NoCapacity]:
+            made: list[SandboxRecord | NoCapacity] = []
+            for one in new:
+                try:
+                    made.append(_insert(connection, one, now, admit))
+                except NoCapacity as refusal:
+                    made.append(refusal)
+            return made
 
         return await self._write(work)
 
@@ -110,38 +92,74 @@ class Store:
         *,
         template: str | None = None,
         data: Mapping[str, Any] | None = None,
+        next_incarnation: int | None = None,
+        shape: Shape | None = None,
+        snapshot_id: str | None = None,
+        last_active_at: datetime | None = None,
+        admit: Admit | None = None,
     ) -> bool:
         """Move a sandbox from one state to another. False if it was not in `from_`, or not in this incarnation:
-        somebody else was first. A change that the table of `lifecycle` does not know is a `StateConflict`."""
+        somebody else was first. A change that the table of `lifecycle` does not know is a `StateConflict`.
+
+        `next_incarnation`: from now on the sandbox is this machine. `admit` is asked first, in the same transaction."""
         if not allowed(from_, to):
             raise StateConflict(f"a sandbox cannot go from {from_} to {to}", sandbox_id=sandbox_id)
         now = _now()
+        given = {
+            "template": template,
+            "incarnation": next_incarnation,
+            "snapshot_id": snapshot_id,
+            "last_active_at": last_active_at,
+            **(shape.model_dump() if shape is not None else {}),
+        }
         changes: dict[str, Any] = {"state": to, "cause": cause, "cause_detail": detail, "updated_at": now}
-        if template is not None:
-            changes["template"] = template
+        changes |= {name: value for name, value in given.items() if value is not None}
         if to in ENDED:
             # A sandbox ends once: deleting a failed one later does not change when it ended.
             changes["ended_at"] = sa.func.coalesce(sandboxes.c.ended_at, now)
-        update = (
-            sandboxes.update()
-            .where(
-                sandboxes.c.id == sandbox_id,
-                sandboxes.c.incarnation == incarnation,
-                sandboxes.c.state == from_,
-            )
-            .values(changes)
+        elif from_ is State.FAILED and to is not State.DELETING:
+            changes["ended_at"] = None
+        here = sa.and_(
+            sandboxes.c.id == sandbox_id, sandboxes.c.incarnation == incarnation, sandboxes.c.state == from_
         )
 
         def work(connection: sa.Connection) -> bool:
-            if connection.execute(update).rowcount != 1:
+            if admit is not None:
+                row = connection.execute(sa.select(sandboxes.c.key_id).where(here)).first()
+                if row is None:
+                    return False
+                admit(_load(connection, row.key_id, now, without=sandbox_id))
+            if connection.execute(sandboxes.update().where(here).values(changes)).rowcount != 1:
                 return False
             if from_ is State.CREATING and to is not State.RUNNING:
                 # A create that came to nothing frees its Idempotency-Key, so that a retry tries again.
                 connection.execute(idempotency.delete().where(idempotency.c.sandbox_id == sandbox_id))
-            _add_event(connection, now, sandbox_id, f"sandbox.{to}", cause, detail, data)
+            record_event(connection, now, sandbox_id, f"sandbox.{to}", cause, detail, data)
             return True
 
         return await self._write(work)
+
+    async def update_sandbox(
+        self, sandbox_id: str, changes: Mapping[str, Any], *, states: Collection[State] | None = None
+    ) -> bool:
+        """Change what is not its state. False if it is in none of `states`."""
+        now = _now()
+        update = sandboxes.update().where(sandboxes.c.id == sandbox_id).values({**changes, "updated_at": now})
+        if states is not None:
+            update = update.where(sandboxes.c.state.in_(list(states)))
+
+        def work(connection: sa.Connection) -> bool:
+            if connection.execute(update).rowcount != 1:
+                return False
+            record_event(connection, now, sandbox_id, "sandbox.updated", data={"fields": sorted(changes)})
+            return True
+
+        return await self._write(work)
+
+    async def touch_sandbox(self, sandbox_id: str, last_active_at: datetime) -> None:
+        """No event: this is no history."""
+        update = sandboxes.update().where(sandboxes.c.id == sandbox_id).values(last_active_at=last_active_at)
+        await self._write(lambda connection: connection.execute(update).rowcount)
 
     async def sandbox(self, sandbox_id: str) -> SandboxRecord | None:
         query = sandboxes.select().where(sandboxes.c.id == sandbox_id)
@@ -188,7 +206,7 @@ class Store:
         data: Mapping[str, Any] | None = None,
     ) -> None:
         """History that is no change of state."""
-        await self._write(lambda connection: _add_event(connection, _now(), sandbox_id, kind, cause, detail, data))
+        await self._write(lambda connection: record_event(connection, _now(), sandbox_id, kind, cause, detail, data))
 
     async def list_events(
         self, *, sandbox_id: str | None = None, after: int = 0, limit: int | None = None
@@ -203,10 +221,12 @@ class Store:
         query = sa.select(sa.func.max(events.c.id))
         return await self._read(lambda connection: connection.execute(query).scalar_one()) or 0
 
-    @property
-    def news(self) -> asyncio.Event:
-        """Set after the next commit. Take it *before* reading rows and wait on it after: then nothing is missed."""
-        return self._news
+    async def event_before_newest(self, count: int, *, sandbox_id: str | None = None) -> int:
+        """The id after which the `count` newest events follow."""
+        query = sa.select(events.c.id).order_by(events.c.id.desc()).offset(count).limit(1)
+        if sandbox_id is not None:
+            query = query.where(events.c.sandbox_id == sandbox_id)
+        return await self._read(lambda connection: connection.execute(query).scalar()) or 0
 
     # ── keys ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -216,7 +236,7 @@ class Store:
         def work(connection: sa.Connection) -> KeyRecord:
             row = {"id": key_id, "name": name, "hash": key_hash, "prefix": prefix, "created_at": now}
             connection.execute(keys.insert(), row)
-            _add_event(connection, now, None, "key.created", data={"key_id": key_id, "name": name})
+            record_event(connection, now, None, "key.created", data={"key_id": key_id, "name": name})
             return KeyRecord(key_id, name, prefix, now, None)
 
         return await self._write(work)
@@ -240,7 +260,7 @@ class Store:
         def work(connection: sa.Connection) -> bool:
             if connection.execute(delete).rowcount != 1:
                 return False
-            _add_event(connection, _now(), None, "key.deleted", data={"key_id": key_id})
+            record_event(connection, _now(), None, "key.deleted", data={"key_id": key_id})
             return True
 
         return await self._write(work)
@@ -248,52 +268,6 @@ class Store:
     async def touch_key(self, key_id: str) -> None:
         update = keys.update().where(keys.c.id == key_id).values(last_used_at=_now())
         await self._write(lambda connection: connection.execute(update).rowcount)
-
-    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    async def _write(self, work: Callable[[sa.Connection], T]) -> T:
-        def transaction() -> T:
-            with self._writer.begin() as connection:
-                return work(connection)
-
-        future = asyncio.get_running_loop().run_in_executor(self._writing, _translating(transaction))
-        # Shielded: a caller that is cancelled leaves a whole transaction behind, and it still wakes those who follow.
-        future.add_done_callback(lambda _: self._wake())
-        return await asyncio.shield(future)
-
-    async def _read(self, work: Callable[[sa.Connection], T]) -> T:
-        def query() -> T:
-            with self._reader.connect() as connection:
-                return work(connection)
-
-        return await asyncio.get_running_loop().run_in_executor(self._reading, _translating(query))
-
-    def _wake(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
-
-
-def _translating(work: Callable[[], T]) -> Callable[[], T]:
-    def run() -> T:
-        try:
-            return work()
-        except sa.exc.SQLAlchemyError as error:
-            reason = getattr(error, "orig", None) or error
-            raise HostFailure(
-                f"the database failed: {reason}; check that the disk of the state directory is writable and not full"
-            ) from error
-
-    return run
-
-
-def _prepare(database: Path) -> None:
-    try:
-        database.parent.mkdir(parents=True, exist_ok=True)
-        # Environments and key hashes are nobody else's business; SQLite gives its WAL the same mode.
-        os.close(os.open(database, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    except OSError as error:
-        raise HostFailure(f"the database {database} cannot be opened: {error}") from error
-    migrate(database)
 
 
 def _now() -> datetime:
@@ -319,17 +293,62 @@ def _claimed(connection: sa.Connection, claim: IdempotencyClaim, now: datetime) 
     return _sandbox(row)
 
 
-def _add_event(
-    connection: sa.Connection,
-    at: datetime,
-    sandbox_id: str | None,
-    kind: str,
-    cause: Cause | None = None,
-    detail: str | None = None,
-    data: Mapping[str, Any] | None = None,
-) -> None:
-    row = {"at": at, "sandbox_id": sandbox_id, "kind": kind, "cause": cause, "detail": detail, "data": dict(data or {})}
-    connection.execute(events.insert(), row)
+def _insert(connection: sa.Connection, new: NewSandbox, now: datetime, admit: Admit | None) -> SandboxRecord:
+    if admit is not None:
+        admit(_load(connection, new.key_id, now))
+    row: dict[str, Any] = {
+        "id": new.id,
+        "name": new.name,
+        "state": State.CREATING,
+        "cause": Cause.REQUESTED,
+        "cause_detail": None,
+        "incarnation": 1,
+        **new.shape.model_dump(),
+        "labels": dict(new.labels),
+        "env": dict(new.env),
+        "template": None,
+        "key_id": new.key_id,
+        "parent_id": new.parent_id,
+        "snapshot_id": new.snapshot_id,
+        "persistence": new.persistence,
+        "priority": new.priority,
+        "idle_timeout_s": new.idle_timeout_s,
+        "checkpoint_every_s": new.checkpoint_every_s,
+        "checkpoints_kept": new.checkpoints_kept,
+        "expires_at": None if new.ttl_s is None else now + timedelta(seconds=new.ttl_s),
+        "last_active_at": now,
+        "created_at": now,
+        "updated_at": now,
+        "ended_at": None,
+    }
+    connection.execute(sandboxes.insert(), row)
+    data = {"parent_id": new.parent_id, "snapshot_id": new.snapshot_id}
+    record_event(
+        connection,
+        now,
+        new.id,
+        f"sandbox.{State.CREATING}",
+        Cause.REQUESTED,
+        data={name: value for name, value in data.items() if value is not None},
+    )
+    return _sandbox(row)
+
+
+def _load(connection: sa.Connection, key_id: str | None, now: datetime, *, without: str | None = None) -> Load:
+    table = sandboxes.c
+    memory_mib = sa.func.coalesce(sa.func.sum(table.memory_mib), 0)
+    live = sa.and_(table.state.in_(list(LIVE)), table.id != (without or ""))
+    total = connection.execute(sa.select(memory_mib).where(live)).scalar_one()
+    running, mine = connection.execute(
+        sa.select(sa.func.count(), memory_mib).select_from(sandboxes).where(live, table.key_id == key_id)
+    ).one()
+    creates, oldest = connection.execute(
+        sa.select(sa.func.count(), sa.func.min(table.created_at))
+        .select_from(sandboxes)
+        .where(table.key_id == key_id, table.created_at > now - CREATES_WINDOW)
+    ).one()
+    age_s = 0.0 if oldest is None else (now - oldest).total_seconds()
+    return Load(int(total), int(running), int(mine), int(creates), age_s)
 
 
 def _sandbox(row: Mapping[str, Any] | sa.RowMapping) -> SandboxRecord:
@@ -344,6 +363,17 @@ def _sandbox(row: Mapping[str, Any] | sa.RowMapping) -> SandboxRecord:
         labels=row["labels"],
         env=row["env"],
         template=row["template"],
+        key_id=row["key_id"],
+        parent_id=row["parent_id"],
+        snapshot_id=row["snapshot_id"],
+        # Rows of an older version have none of these.
+        persistence=row["persistence"] or "sticky",
+        priority=5 if row["priority"] is None else row["priority"],
+        idle_timeout_s=row["idle_timeout_s"],
+        checkpoint_every_s=row["checkpoint_every_s"],
+        checkpoints_kept=row["checkpoints_kept"] or 5,
+        expires_at=row["expires_at"],
+        last_active_at=row["last_active_at"],
         created_at=row["created_at"],
         updated_at=row["updated_at"],
         ended_at=row["ended_at"],

@@ -156,7 +156,8 @@ class Capture:
                 self._execute("query-status"),
                 return_exceptions=True,
             )
-            stopping.add_done_callback(lambda _: pipe.close_writer())
+            stopping.add_done_callback(pipe.let_go)
+            finishing.add_done_callback(pipe.let_go)
             outcomes: list[Any] = [*await asyncio.gather(finishing, return_exceptions=True), *await stopping]
         try:
             # The first failure is the cause: if ours fails, so does QEMU's.
@@ -195,7 +196,8 @@ class Capture:
 class _StatePipe:
     """Through which QEMU writes its device state. A path and not a descriptor, because QEMU truncates what it is given.
 
-    We hold a writing end too, until QEMU has answered: so the reader sees an end, but not before QEMU has begun.
+    We hold both ends until QEMU has answered or the reader has given up: so opening it never blocks, and the reader sees no
+    end before QEMU has begun.
     """
 
     def __init__(self, record: VmRecord) -> None:
@@ -204,17 +206,17 @@ class _StatePipe:
         os.mkfifo(self.path, 0o600)
         os.chown(self.path, record.uid, record.uid)
         self.reader = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._writer: int | None = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+        self._both: int | None = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         os.set_blocking(self.reader, True)
         fcntl.fcntl(self.reader, fcntl.F_SETPIPE_SZ, _SMALL_PIPE)
 
-    def close_writer(self) -> None:
-        if self._writer is not None:
-            os.close(self._writer)
-            self._writer = None
+    def let_go(self, _: object = None) -> None:
+        if self._both is not None:
+            os.close(self._both)
+            self._both = None
 
     def close(self) -> None:
-        self.close_writer()
+        self.let_go()
         self.path.unlink(missing_ok=True)
 
 
