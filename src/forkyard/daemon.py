@@ -19,6 +19,7 @@ import structlog
 import uvicorn
 
 from forkyard.api.app import create_app
+from forkyard.control.placement import Limits
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import Conflict, ForkyardError, HostFailure
 from forkyard.guest.client import connect
@@ -98,7 +99,7 @@ async def serve(settings: Settings) -> None:
 async def _control_plane(settings: Settings) -> AsyncIterator[ControlPlane]:
     store = await Store.open(settings.state_dir / "forkyard.db")
     try:
-        control = ControlPlane(store, await local_host(settings))
+        control = ControlPlane(store, await local_host(settings), Limits.of(settings))
         await control.keys.ensure_file(settings.key_file)
         await control.start()
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forkyard.lifecycle import ENDED, TRANSITIONS, State, allowed
+from forkyard.lifecycle import ENDED, LIVE, TRANSITIONS, State, allowed
 
 
 def test_every_state_is_in_the_table() -> None:
@@ -33,10 +33,18 @@ def test_no_state_leads_to_itself_or_back_to_creating() -> None:
 
 
 @given(st.lists(st.sampled_from(State), max_size=20))
-def test_what_has_ended_never_runs_again(wishes: list[State]) -> None:
-    state, ended = State.CREATING, False
+def test_what_is_being_deleted_never_lives_again(wishes: list[State]) -> None:
+    state, going = State.CREATING, False
     for wish in wishes:
         if allowed(state, wish):
             state = wish
-            ended = ended or state in ENDED
-            assert not (ended and state is State.RUNNING)
+            going = going or state in (State.DELETING, State.DELETED)
+            assert not (going and state not in (State.DELETING, State.DELETED))
+
+
+def test_only_a_start_or_a_rollback_brings_back_what_failed() -> None:
+    assert TRANSITIONS[State.FAILED] == {State.STARTING, State.RESUMING, State.DELETING}
+
+
+def test_what_is_live_is_neither_asleep_nor_ended() -> None:
+    assert LIVE.isdisjoint(ENDED | {State.PAUSED, State.STOPPED, State.DELETING})

@@ -146,6 +146,15 @@ def test_a_verb_is_one_request_and_its_answer_the_new_state(
     assert (json.loads(request.content) if request.content else None) == body
 
 
+def test_what_may_be_so_already_is_sent_again_and_a_rollback_is_not(daemon: Daemon, both: Both) -> None:
+    for verb in ("pause", "resume", "stop", "start"):
+        daemon.on(f"POST /sandboxes/{ID}/{verb}", httpx.ReadError("reset"), INFO)
+        assert both.on_sandbox(daemon, verb).id == ID
+    daemon.on(f"POST /sandboxes/{ID}/rollback", httpx.ReadError("reset"), INFO)
+    with pytest.raises(DaemonUnreachable):
+        both.on_sandbox(daemon, "rollback", "ready")
+
+
 def test_the_sandbox_knows_the_state_a_verb_left_it_in() -> None:
     daemon = Daemon().on(f"POST /sandboxes/{ID}/pause", {**INFO, "state": "paused"})
     with Forkyard(transport=httpx.MockTransport(daemon)) as fy:

@@ -33,7 +33,7 @@ def test_a_pooled_machine_is_as_clean_as_a_fresh_one(pooled: Daemon) -> None:
     wait_for_pool(pooled)
     with pooled.client() as fy:
         one = fy.sandboxes.create(env={"A": "1"})
-        assert [m.name for m in one.logs().create][0] == "restored"
+        assert one.logs().create[0].name == "restored"
         two = fy.sandboxes.create()
         for sandbox in (one, two):
             assert sandbox.exec("hostname").stdout.strip() == sandbox.id

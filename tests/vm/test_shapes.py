@@ -39,4 +39,4 @@ def test_milestones_of_boot_and_create_can_be_read(fy: Forkyard) -> None:
         boot = [m.name for m in logs.template_boot]
         for name in ("kernel", "root-mounted", "sshd", "agent", "systemd-running"):
             assert name in boot
-        assert [m.name for m in logs.create] == ["restored", "agent-connected", "ready"]
+        assert [m.name for m in logs.create] == ["restored", "ready"]

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +21,7 @@ from forkyard.images.base import ensure_base_image
 from forkyard.images.initramfs import cpio_newc, regular_file
 from forkyard.models import Shape
 from forkyard.settings import Settings
-from forkyard.vmm.base import BootSource, SnapshotFiles, VmRecord
+from forkyard.vmm.base import BootSource, CaptureTarget, SnapshotFiles, VmRecord
 from forkyard.vmm.qemu import QemuDriver
 from forkyard.vmm.qemu.vm import QemuVm
 
@@ -74,7 +74,31 @@ class Yard:
     snapshot: SnapshotFiles
     source: BootSource
     scope: str
+    layers: Path  # on tmpfs
     made: int = 0
+
+    def target(self, vm: QemuVm, *, seal: bool = True) -> CaptureTarget:
+        """Files for the next capture of this VM."""
+        self.made += 1
+        next_disk = vm.record.dir / f"disk-{self.made}.qcow2" if seal else None
+        return CaptureTarget(self.layers / str(self.made), self.root / f"state-{self.made}", next_disk)
+
+    async def capture(self, vm: QemuVm, *, keep_running: bool = True, seal: bool = True) -> SnapshotFiles:
+        target = self.target(vm, seal=seal)
+        captured = await vm.capture(target, keep_running=keep_running)
+        return SnapshotFiles(self.snapshot.ram, target.device_state, captured.disk, target.layer)
+
+    @contextlib.asynccontextmanager
+    async def running(self, *snapshots: SnapshotFiles) -> AsyncIterator[list[QemuVm]]:
+        """A VM of each of these snapshots, or one of the template."""
+        async with contextlib.AsyncExitStack() as undo:
+            vms = []
+            for snapshot in snapshots or [self.snapshot]:
+                record = self.record()
+                undo.push_async_callback(self.driver.reclaim, record)
+                vms.append(await self.driver.restore(record, snapshot))
+                await vms[-1].cont()
+            yield vms
 
     def record(self, name: str = "vm") -> VmRecord:
         self.made += 1
@@ -143,7 +167,9 @@ async def make_yard(root: Path) -> Yard:
     for path in (ram, record.disk):
         os.chown(path, 0, 0)
         path.chmod(0o444)
-    return Yard(root, driver, SnapshotFiles(ram, root / "device-state", record.disk), source, scope)
+    layers = Path(tempfile.mkdtemp(prefix=f"forkyard-{scope}-", dir="/dev/shm"))
+    layers.chmod(0o711)
+    return Yard(root, driver, SnapshotFiles(ram, root / "device-state", record.disk), source, scope, layers)
 
 
 @contextlib.contextmanager
@@ -154,6 +180,7 @@ def saved_yard() -> Iterator[Yard]:
         yard = asyncio.run(make_yard(root))
         yield yard
         yard.snapshot.ram.unlink()
+        shutil.rmtree(yard.layers)
     finally:
         shutil.rmtree(root)
 

@@ -13,12 +13,13 @@ import forkyard
 from forkyard.api import problem
 from forkyard.api.auth import PREFIX, Gate
 from forkyard.api.problem import documented
-from forkyard.api.routes import events, execs, files, keys, sandboxes, system, terminal
+from forkyard.api.routes import events, execs, files, keys, sandboxes, snapshots, system, terminal, verbs
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import Forbidden, InternalError, InvalidRequest, Unauthenticated
 
 _TAGS = [
     {"name": "sandboxes", "description": "Machines: restored from memory, yours until deleted."},
+    {"name": "snapshots", "description": "Memory, devices and disk of a sandbox at one instant."},
     {
         "name": "execs",
         "description": "Commands in a sandbox. A terminal is a WebSocket at `/sandboxes/{id}/terminal`.\n\n"
@@ -48,6 +49,8 @@ def create_app(control: ControlPlane, *, allowed_hosts: Collection[str] = ()) ->
     for router in (
         system.router,
         sandboxes.router,
+        verbs.router,
+        snapshots.router,
         execs.router,
         terminal.router,
         files.streams,

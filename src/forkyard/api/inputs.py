@@ -86,11 +86,13 @@ async def control_of(request: Request) -> ControlPlane:
 Control = Annotated[ControlPlane, Depends(control_of)]
 
 
-async def _guest(sandbox_id: str, control: Control) -> Guest:
-    return await control.sandboxes.guest(sandbox_id)
+async def _guest(sandbox_id: str, control: Control) -> AsyncIterator[Guest]:
+    async with control.sandboxes.use(sandbox_id) as guest:
+        yield guest
 
 
-#: The guest of the running sandbox in the path of the request.
+#: The guest of the sandbox in the path of the request, which is woken if it sleeps and stays awake until the answer is
+#: sent. Not for streams that go on without end: those are `control.following`'s.
 RunningGuest = Annotated[Guest, Depends(_guest)]
 
 
@@ -150,6 +152,7 @@ def exec_spec(request: ExecCreate) -> ExecSpec:
         rows=request.rows,
         cols=request.cols,
         label=request.label,
+        id=request.id,
     )
 
 

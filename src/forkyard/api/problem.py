@@ -7,6 +7,7 @@ answered as `internal`, without a word about the inside.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -94,7 +95,7 @@ def problem_response(error: ForkyardError, *, status: int | None = None) -> Resp
     if isinstance(error, Unauthenticated):
         headers["www-authenticate"] = "Bearer"
     if error.retryable:
-        headers["retry-after"] = "1"
+        headers["retry-after"] = str(math.ceil(error.details.get("retry_after_s", 1)))
     return Response(problem_body(problem), status_code=problem["status"], media_type=MEDIA_TYPE, headers=headers)
 
 

@@ -56,7 +56,7 @@ def start_command(app: App, sandbox_id: str) -> None:
 @click.option("--disk", "disk_gib", type=int, metavar="GIB", help="It can only grow.")
 @pass_app
 def resize_command(app: App, sandbox_id: str, vcpus: int | None, memory_mib: int | None, disk_gib: int | None) -> None:
-    """Give a stopped or paused sandbox another shape. Its next start is a boot from disk."""
+    """Give a stopped sandbox another shape, for its next start. Of a paused one only the disk can change."""
     if vcpus is None and memory_mib is None and disk_gib is None:
         raise click.UsageError("Give what to change: --vcpus, --memory or --disk.")
     with app.client() as client:
@@ -69,7 +69,7 @@ def resize_command(app: App, sandbox_id: str, vcpus: int | None, memory_mib: int
 @click.option("--name")
 @click.option("--label", "labels", multiple=True, callback=pairs, metavar="KEY=VALUE", help="Replaces all its labels.")
 @click.option("--idle-timeout", "idle_timeout_s", type=seconds, help="Sleeps when idle for this long, or never.")
-@click.option("--ttl", "ttl_s", type=seconds, help="Deleted this long after its creation, or never.")
+@click.option("--ttl", "ttl_s", type=seconds, help="Deleted this long from now, or never.")
 @click.option("--persistence", type=PERSISTENCE, help="What may happen to it while it sleeps.")
 @click.option("--priority", type=int, help="0 to 10: of sticky sandboxes the lowest are evicted first.")
 @click.option("--checkpoint-every", "checkpoint_every_s", type=seconds, help="Take a snapshot this often, or never.")

@@ -46,5 +46,7 @@ class Activity:
     def last_at(self, sandbox_id: str) -> datetime:
         return datetime.now(UTC) - timedelta(seconds=self.idle_s(sandbox_id))
 
-    def forget(self, sandbox_id: str) -> None:
-        self._last.pop(sandbox_id, None)
+    def keep_only(self, sandbox_ids: set[str]) -> None:
+        """Forget those that are gone, and ids that were only guessed."""
+        for sandbox_id in self._last.keys() - sandbox_ids - self._uses.keys():
+            del self._last[sandbox_id]

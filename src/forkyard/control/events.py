@@ -46,6 +46,10 @@ class Events:
             items=[event_info(record) for record in found], next_cursor=str(found[-1].id) if more else None
         )
 
+    async def before_newest(self, count: int, *, sandbox_id: str | None = None) -> int:
+        """The `after` with which the `count` newest events come first."""
+        return await self._store.event_before_newest(count, sandbox_id=sandbox_id)
+
     @asynccontextmanager
     async def follow(
         self, *, sandbox_id: str | None = None, after: int | None = None

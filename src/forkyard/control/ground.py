@@ -72,9 +72,7 @@ class Ground:
     ) -> SandboxRecord:
         """The record after the move. Somebody else was first (a delete, or the end of the machine): an error that says
         what it is now."""
-        moved = await self.store.transition(
-            record.id, record.incarnation, record.state, to, cause, detail, **changes
-        )
+        moved = await self.store.transition(record.id, record.incarnation, record.state, to, cause, detail, **changes)
         now = await self.record(record.id)
         if not moved:
             raise refusal(now, "it changed meanwhile")

@@ -72,9 +72,9 @@ def admit(limits: Limits, capacity: Capacity, load: Load, memory_mib: int, *, he
     ceiling_mib = int(capacity.memory_mib * limits.memory_overcommit)
     if load.memory_mib + held_mib + memory_mib > ceiling_mib:
         raise NoCapacity(
-            f"the machines on this host have {load.memory_mib + held_mib} MiB of memory; {memory_mib} more would exceed "
-            f"the limit of {ceiling_mib} MiB ({capacity.memory_mib} MiB x {limits.memory_overcommit:g}); pause or delete "
-            "some, or raise FORKYARD_MEMORY_OVERCOMMIT",
+            f"the machines on this host have {load.memory_mib + held_mib} MiB of memory; {memory_mib} more would "
+            f"exceed the limit of {ceiling_mib} MiB ({capacity.memory_mib} MiB x {limits.memory_overcommit:g}); pause "
+            "or delete some, or raise FORKYARD_MEMORY_OVERCOMMIT",
             retry_after_s=RETRY_AFTER_S,
         )
 
@@ -90,9 +90,7 @@ def disk_shortfall_bytes(limits: Limits, capacity: Capacity, stored_bytes: int, 
 def eviction_order(records: Iterable[SandboxRecord]) -> list[SandboxRecord]:
     """Those that may be evicted: the lowest priority first, then the least recently active."""
     may_go = [
-        record
-        for record in records
-        if record.persistence == "sticky" and record.state in (State.PAUSED, State.STOPPED)
+        record for record in records if record.persistence == "sticky" and record.state in (State.PAUSED, State.STOPPED)
     ]
     return sorted(may_go, key=lambda record: (record.priority, _last_active(record), record.id))
 

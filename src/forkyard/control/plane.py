@@ -1,6 +1,6 @@
 """The control plane in one piece: what the API is given.
 
-Owns: the order of start and stop. Never does: wiring of store and host (`daemon.py`).
+Owns: how the verbs are connected, and the order of start and stop. Never does: wiring of store and host (`daemon.py`).
 """
 
 from __future__ import annotations
@@ -8,20 +8,44 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+import structlog
+
 from forkyard.control.events import Events
+from forkyard.control.following import Following
+from forkyard.control.forks import Forks
+from forkyard.control.ground import Ground
 from forkyard.control.keys import Keys
+from forkyard.control.placement import Limits
+from forkyard.control.power import Power
 from forkyard.control.reconciler import Reconciler
+from forkyard.control.removal import Removal
+from forkyard.control.room import Room
 from forkyard.control.sandboxes import Sandboxes
+from forkyard.control.sleep import Sleep
+from forkyard.control.snapshots import Snapshots
+from forkyard.control.upkeep import Upkeep
+from forkyard.errors import ForkyardError
 from forkyard.hosts.base import Host
 from forkyard.store.sql import Store
+
+log = structlog.get_logger(__name__)
 
 SETTLE_S = 30.0
 
 
 class ControlPlane:
-    def __init__(self, store: Store, host: Host) -> None:
+    def __init__(self, store: Store, host: Host, limits: Limits | None = None) -> None:
         self.host = host
-        self.sandboxes = Sandboxes(store, host)
+        self.ground = Ground(store, host, limits or Limits())
+        self.removal = Removal(self.ground)
+        self.room = Room(self.ground, self.removal)
+        self.sleep = Sleep(self.ground, self.removal, self.room)
+        self.power = Power(self.ground, self.removal, self.room, self.sleep)
+        self.snapshots = Snapshots(self.ground, self.removal, self.room, self.sleep)
+        self.forks = Forks(self.ground, self.room, self.sleep)
+        self.sandboxes = Sandboxes(self.ground, self.removal, self.room, self.sleep, self.snapshots)
+        self.following = Following(self.ground, self.sandboxes)
+        self.upkeep = Upkeep(self.ground, self.removal, self.sleep, self.snapshots)
         self.events = Events(store)
         self.keys = Keys(store)
         #: Set when everything an earlier daemon left has been dealt with; the API lets requests in from then on.
@@ -29,17 +53,34 @@ class ControlPlane:
         #: A client asked the daemon to stop; whoever runs it watches this.
         self.stop_requested = asyncio.Event()
         self.stop_destroys = False
-        self._reconciler = Reconciler(store, host)
-        self._watcher: asyncio.Task[None] | None = None
+        self._reconciler = Reconciler(self.ground)
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         summary = await self._reconciler.recover()
-        self._watcher = asyncio.create_task(self._reconciler.watch(), name="watch ended machines")
+        self._tasks = [
+            asyncio.create_task(self._reconciler.watch(), name="watch ended machines"),
+            asyncio.create_task(self.upkeep.run(), name="upkeep"),
+        ]
+        for sandbox_id in summary.to_wake:
+            self.ground.turns.keep(asyncio.create_task(self._wake(sandbox_id), name=f"wake {sandbox_id}"))
         await self.events.publish(
             "daemon.started",
-            data={"accel": self.host.accel, "adopted": summary.adopted, "failed": summary.failed},
+            data={
+                "accel": self.host.accel,
+                "adopted": summary.adopted,
+                "paused": summary.paused,
+                "stopped": summary.stopped,
+                "failed": summary.failed,
+            },
         )
         self.ready.set()
+
+    async def _wake(self, sandbox_id: str) -> None:
+        try:
+            await self.sleep.wake(sandbox_id)
+        except ForkyardError as error:
+            log.warning("sandbox not woken", sandbox=sandbox_id, error=error.message)
 
     def request_stop(self, *, destroy: bool) -> None:
         self.stop_destroys = destroy
@@ -48,12 +89,13 @@ class ControlPlane:
     async def stop(self, *, destroy: bool = False) -> None:
         """Leaves machines running, unless `destroy`: then every sandbox is deleted."""
         self.ready.clear()
-        await self.sandboxes.settle(SETTLE_S)
+        await self.upkeep.stop()
+        await self.ground.turns.settle(SETTLE_S)
         if destroy:
-            await self.sandboxes.delete_all()
-        if self._watcher is not None:
-            self._watcher.cancel()
+            await self.removal.delete_all()
+        for task in self._tasks:
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._watcher
+                await task
         await self.events.publish("daemon.stopped")
         await self.host.stop(destroy=destroy)

@@ -25,9 +25,7 @@ class Removal:
         self._ground = ground
         self._under_way: dict[str, asyncio.Task[None]] = {}
 
-    async def delete(
-        self, sandbox_id: str, cause: Cause = Cause.DELETED_BY_USER, detail: str | None = None
-    ) -> None:
+    async def delete(self, sandbox_id: str, cause: Cause = Cause.DELETED_BY_USER, detail: str | None = None) -> None:
         """Returns when the machine and all it owned are gone. Deleting what is deleted is fine."""
         task = self._under_way.get(sandbox_id)
         if task is None:
@@ -40,9 +38,7 @@ class Removal:
         ground = self._ground
         record = await ground.record(sandbox_id)
         while record.state not in _GOING:
-            await ground.store.transition(
-                record.id, record.incarnation, record.state, State.DELETING, cause, detail
-            )
+            await ground.store.transition(record.id, record.incarnation, record.state, State.DELETING, cause, detail)
             record = await ground.record(sandbox_id)  # whoever was first, the record says where it is now
         if record.state is State.DELETED:
             return
@@ -65,6 +61,11 @@ class Removal:
         await ground.store.add_event("sandbox.evicted", sandbox_id=record.id, cause=Cause.EVICTED, detail=detail)
         return True
 
+    async def end_in_turn(self, record: SandboxRecord, cause: Cause, detail: str) -> SandboxRecord:
+        """For a verb that has the turn already."""
+        await self.finish(await self._ground.move(record, State.DELETING, cause, detail))
+        return await self._ground.record(record.id)
+
     async def finish(self, record: SandboxRecord) -> None:
         """Remove what is left of a sandbox in DELETING. In its turn."""
         ground = self._ground
@@ -81,7 +82,6 @@ class Removal:
             record.id, record.incarnation, State.DELETING, State.DELETED, record.cause, record.cause_detail
         )
         ground.hot.pop(record.id, None)
-        ground.activity.forget(record.id)
 
     async def _drop_checkpoints(self, sandbox_id: str) -> None:
         """Nobody asked for automatic snapshots by name; those a user made outlive their sandbox."""

@@ -51,8 +51,8 @@ class Room:
             missing = await self._shortfall_bytes(need_bytes)
         if missing:
             raise NoCapacity(
-                f"{what} needs {need_bytes / GIB:.2f} GiB on disk, and {missing / GIB:.2f} GiB are missing: all that may "
-                "be evicted is gone; delete sandboxes or snapshots, or raise FORKYARD_DISK_BUDGET_GIB",
+                f"{what} needs {need_bytes / GIB:.2f} GiB on disk, and {missing / GIB:.2f} GiB are missing: all that "
+                "may be evicted is gone; delete sandboxes or snapshots, or raise FORKYARD_DISK_BUDGET_GIB",
                 retry_after_s=RETRY_AFTER_S,
             )
 

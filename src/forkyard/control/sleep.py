@@ -39,33 +39,32 @@ class Sleep:
     # ── pause ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def pause(
-        self, sandbox_id: str, cause: Cause = Cause.PAUSED_BY_USER, *, unless_used_for_s: float | None = None
+        self, sandbox_id: str, cause: Cause = Cause.PAUSED_BY_USER, *, if_idle_for_s: float | None = None
     ) -> SandboxInfo:
-        """Pausing what is paused is fine. An ephemeral sandbox is deleted instead. `unless_used_for_s`: only if it has
+        """Pausing what is paused is fine. An ephemeral sandbox is deleted instead. `if_idle_for_s`: only if it has
         not been used for so long when its turn comes."""
-        work = partial(self._pause, sandbox_id, cause, unless_used_for_s)
-        record = await self._ground.turns.run(sandbox_id, "pause", work)
-        if record.state is State.RUNNING and record.persistence == "ephemeral" and unless_used_for_s is None:
-            return await self.end_ephemeral(record, "it was paused")
-        return sandbox_info(record)
+        work = partial(self._pause, sandbox_id, cause, if_idle_for_s)
+        return sandbox_info(await self._ground.turns.run(sandbox_id, "pause", work))
 
-    async def end_ephemeral(self, record: SandboxRecord, why: str) -> SandboxInfo:
-        await self._removal.delete(record.id, Cause.EPHEMERAL, f"it is ephemeral, and {why}")
-        return sandbox_info(await self._ground.record(record.id))
-
-    async def _pause(self, sandbox_id: str, cause: Cause, unless_used_for_s: float | None) -> SandboxRecord:
+    async def _pause(self, sandbox_id: str, cause: Cause, if_idle_for_s: float | None) -> SandboxRecord:
         ground = self._ground
         record = await ground.record(sandbox_id)
         if record.state is State.PAUSED:
             return record
         if record.state is not State.RUNNING:
             raise refusal(record, "only a running sandbox can be paused")
-        if record.persistence == "ephemeral":
-            return record
-        if unless_used_for_s is not None and ground.activity.idle_s(sandbox_id) < unless_used_for_s:
+        if self._wanted(sandbox_id, if_idle_for_s):
             return record
         last_active_at = ground.activity.last_at(sandbox_id)
         record = await ground.move(record, State.PAUSING, cause, last_active_at=last_active_at)
+        # A call counts itself before it reads the state. So one that still saw `running` is counted by now, and one
+        # that is not counted yet will see `pausing` and wake it.
+        if self._wanted(sandbox_id, if_idle_for_s):
+            return await ground.move(record, State.RUNNING, Cause.WOKEN, "it was used just as it fell asleep")
+        if record.persistence == "ephemeral":
+            return await self._removal.end_in_turn(
+                record, Cause.EPHEMERAL, f"it is ephemeral, and was paused ({cause})"
+            )
         try:
             async with asyncio.timeout(PAUSE_DEADLINE_S):
                 await ground.host.pause(machine(record))
@@ -79,6 +78,9 @@ class Sleep:
         record = await ground.move(record, State.PAUSED, cause)
         self.note_hot(record)
         return record
+
+    def _wanted(self, sandbox_id: str, if_idle_for_s: float | None) -> bool:
+        return if_idle_for_s is not None and self._ground.activity.idle_s(sandbox_id) < if_idle_for_s
 
     def note_hot(self, record: SandboxRecord) -> None:
         self._ground.hot[record.id] = Hot(record.shape.memory_mib, self._ground.activity.clock())

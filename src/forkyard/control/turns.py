@@ -1,9 +1,9 @@
 """One verb at a time per sandbox.
 
 Owns: whose turn it is. A verb runs as a task of its own: a client that goes away does not leave half of one behind.
-Turns of one sandbox are taken in the order they were asked for, so a verb sees what the one before it left; only `delete`
-goes ahead, by `interrupt`. Whoever holds a turn never waits for the turn of another sandbox (it may take one that is
-free): so there is no circle of waiting.
+Turns of one sandbox are taken in the order they were asked for, so a verb sees what the one before it left; only
+`delete` goes ahead, by `interrupt`. Whoever holds a turn never waits for the turn of another sandbox (it may take one
+that is free): so there is no circle of waiting.
 """
 
 from __future__ import annotations

@@ -149,6 +149,9 @@ class Guest(Protocol):
 class Connector(Protocol):
     """Opens the channel of a VM. `qemu` VMs get the real one, fake VMs a fake."""
 
-    async def __call__(self, socket: str, *, timeout_s: float, fresh: bool = False) -> Guest:
-        """`fresh`: the machine was just restored from a template, whose channel was idle."""
+    async def __call__(
+        self, socket: str, *, timeout_s: float, fresh: bool = False, identity: Identity | None = None
+    ) -> Guest:
+        """`fresh`: the machine was just restored, most likely not in the middle of a frame. An `identity` is adopted
+        before this returns, in the same trip as the greeting."""
         ...

@@ -12,6 +12,7 @@ import asyncio
 import json
 import secrets
 from collections import deque
+from collections.abc import Callable
 from typing import Any, cast
 
 from forkyard.errors import BY_CODE, ForkyardError, GuestFailure, GuestUnreachable
@@ -207,8 +208,9 @@ class Channel(asyncio.Protocol):
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def handshake(self, *, fresh: bool) -> None:
-        """Until the agent has answered our HELLO, or the connection is lost. The caller has the deadline."""
+    async def handshake(self, *, fresh: bool, along: Callable[[], object] | None = None) -> None:
+        """Until the agent has answered our HELLO, or the connection is lost. The caller has the deadline. `along` sends
+        what can go with the first HELLO; if that one is not understood, neither is what went along."""
         wishes = to_json({"versions": VERSIONS, "window": WINDOW_BYTES}).encode()
         hello = frames.encode_hello(self._epoch, self._nonce, wishes)
         transport = self._transport
@@ -223,6 +225,9 @@ class Channel(asyncio.Protocol):
                 bare = self._parser.hello_needed or (fresh and attempt == 0)
                 self._parser.hello_needed = False
                 transport.write(hello if bare else frames.PREAMBLE + hello)
+                if along is not None:
+                    along()
+                    along = None
             self._news.clear()
             try:
                 async with asyncio.timeout(_RETRY_S[min(attempt, len(_RETRY_S) - 1)]):

@@ -10,7 +10,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 from forkyard.errors import GuestFailure, GuestUnreachable, InvalidPath, InvalidRequest
@@ -25,19 +25,25 @@ Given = TypeVar("Given")
 Made = TypeVar("Made")
 
 _ANSWER_S = 30.0
+_ALONG_S = 1.0  # for the answer to what went with the greeting, after that to the greeting
 _LONG_ANSWER_S = 600.0  # removing or moving a big tree, ending a big archive
 _IDLE_S = 60.0  # longest silence inside a transfer
 _MAX_LISTED = 100_000
 _MAX_REQUEST_CHARS = 1 << 20
 
 
-async def connect(socket: str, *, timeout_s: float, fresh: bool = False) -> Guest:
-    """Open the channel of a VM. `fresh`: it was just restored from a template, whose channel was idle."""
+async def connect(socket: str, *, timeout_s: float, fresh: bool = False, identity: Identity | None = None) -> Guest:
+    """Open the channel of a VM. `fresh`: it was just restored, most likely not in the middle of a frame. An `identity`
+    goes with the first greeting: one trip into the machine instead of two."""
     channel: Channel | None = None
     try:
         async with asyncio.timeout(timeout_s):
             channel = await _open(socket)
-            await channel.handshake(fresh=fresh)
+            guest = AgentGuest(channel)
+            if identity is None:
+                await channel.handshake(fresh=fresh)
+            else:
+                await guest.introduce(identity, fresh=fresh)
     except BaseException as error:
         if channel is not None:
             await channel.close()
@@ -46,7 +52,7 @@ async def connect(socket: str, *, timeout_s: float, fresh: bool = False) -> Gues
                 f"The agent inside the sandbox did not answer within {timeout_s:g} s. `forkyard logs` has its console."
             ) from None
         raise
-    return AgentGuest(channel)
+    return guest
 
 
 async def _open(socket: str) -> Channel:
@@ -111,15 +117,21 @@ class AgentGuest:
         await self._ask("ping")
 
     async def adopt_identity(self, identity: Identity) -> None:
-        await self._ask(
-            "identity",
-            sandbox_id=identity.sandbox_id,
-            hostname=identity.hostname,
-            entropy=identity.entropy.hex(),
-            time_ns=time.time_ns(),
-            env=dict(identity.env),
-            new=identity.new,
-        )
+        await self._ask("identity", **_identity_arguments(identity))
+
+    async def introduce(self, identity: Identity, *, fresh: bool) -> None:
+        """Greeting and identity at once. If the greeting had to be repeated, the identity is too."""
+        stream = self._channel.open()
+        try:
+            await self._channel.handshake(
+                fresh=fresh, along=lambda: stream.request("identity", **_identity_arguments(identity))
+            )
+            with suppress(GuestUnreachable):
+                await stream.answer(_ALONG_S)
+                return
+        finally:
+            stream.close()
+        await self.adopt_identity(identity)
 
     async def _ask(self, op: str, *, timeout_s: float = _ANSWER_S, **arguments: Any) -> dict[str, Any]:
         stream = self._channel.open()
@@ -268,6 +280,17 @@ def _path(path: str) -> str:
     except UnicodeEncodeError:
         pass
     raise InvalidPath(f"{path!r:.80} cannot be a path: it is empty, or has NUL or unpaired surrogates.")
+
+
+def _identity_arguments(identity: Identity) -> dict[str, Any]:
+    return {
+        "sandbox_id": identity.sandbox_id,
+        "hostname": identity.hostname,
+        "entropy": identity.entropy.hex(),
+        "time_ns": time.time_ns(),
+        "env": dict(identity.env),
+        "new": identity.new,
+    }
 
 
 def _exec_arguments(spec: ExecSpec) -> dict[str, Any]:

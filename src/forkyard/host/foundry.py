@@ -24,7 +24,7 @@ from forkyard.hosts.base import Incarnation
 from forkyard.models import Milestone, Shape
 from forkyard.settings import Settings
 from forkyard.storage.disks import Disks
-from forkyard.vmm.base import BootSource, Driver, SnapshotFiles, Vm
+from forkyard.vmm.base import BootSource, Driver, SnapshotFiles, Vm, VmRecord
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,9 @@ class Foundry:
         """A running machine that has answered. A `shell` saves the start of a process, and is used up in any case."""
         watch = Stopwatch()
         async with self._undone_on_failure(owner) as undo:
-            shell, guest = await self._bring_up(undo, str(owner), shape, origin, shell, watch)
-            entry = await self._identify(shell.entry, guest, owner, env, watch, new=origin.pristine)
+            identity = _identity(owner, env, new=origin.pristine)
+            shell, guest = await self._bring_up(undo, str(owner), shape, origin, shell, watch, identity)
+            entry = self._owned(shell.entry, owner, env, watch)
             undo.pop_all()
             return self._machine(entry, shell.vm, guest)
 
@@ -93,14 +94,19 @@ class Foundry:
         async with self._undone_on_failure(owner, self._settings.boot_timeout_s) as undo:
             entry = self.new_entry(str(owner), shape, ram.stem, disk)
             undo.push_async_callback(self.remove, entry)
-            vm = await self._driver.boot(self._journal.begin(entry), source, ram, template=False)
+            os.chown(disk, entry.uid, entry.uid)
+            vm = await self._driver.boot(self._begin(entry), source, ram, template=False)
             undo.push_async_callback(vm.kill)
             watch.note("booting")
             await vm.cont()
-            guest = await self._connect(str(vm.agent_socket), timeout_s=self._settings.boot_timeout_s)
+            guest = await self._connect(
+                str(vm.agent_socket),
+                timeout_s=self._settings.boot_timeout_s,
+                identity=_identity(owner, env, new=False),
+            )
             undo.push_async_callback(guest.aclose)
-            watch.note("agent-connected")
-            entry = await self._identify(entry, guest, owner, env, watch, new=False)
+            watch.note("ready")
+            entry = self._owned(entry, owner, env, watch)
             undo.pop_all()
             return self._machine(entry, vm, guest)
 
@@ -122,7 +128,9 @@ class Foundry:
             await parked.vm.cont()
             parked.awake(True)
             watch.note("restored")
-            parked.entry = await self._identify(parked.entry, parked.guest, owner, env, watch, new=True)
+            await parked.guest.adopt_identity(_identity(owner, env, new=True))
+            watch.note("ready")
+            parked.entry = self._owned(parked.entry, owner, env, watch)
             undo.pop_all()
             return parked
 
@@ -130,7 +138,7 @@ class Foundry:
         entry = self.new_entry(vm_id, shape, base)
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(self.remove, entry)
-            vm = await self._driver.shell(self._journal.begin(entry), ram)
+            vm = await self._driver.shell(self._begin(entry), ram)
             undo.pop_all()
             return Shell(entry, vm)
 
@@ -146,6 +154,7 @@ class Foundry:
         origin: Origin,
         shell: Shell | None,
         watch: Stopwatch,
+        identity: Identity | None = None,
     ) -> tuple[Shell, Guest]:
         shell = shell or await self.start_shell(vm_id, shape, origin.base, origin.files.ram)
         undo.push_async_callback(self.discard, shell)
@@ -153,18 +162,19 @@ class Foundry:
         watch.note("restored")
         await shell.vm.cont()
         guest = await self._connect(
-            str(shell.vm.agent_socket), timeout_s=self._settings.create_timeout_s, fresh=origin.pristine
+            str(shell.vm.agent_socket), timeout_s=self._settings.create_timeout_s, fresh=True, identity=identity
         )
         undo.push_async_callback(guest.aclose)
-        watch.note("agent-connected")
+        watch.note("ready")
         return shell, guest
 
-    async def _identify(
-        self, entry: Entry, guest: Guest, owner: Incarnation, env: Mapping[str, str], watch: Stopwatch, *, new: bool
-    ) -> Entry:
-        """The guest learns who it is, and the journal whose it is."""
-        await guest.adopt_identity(Identity(owner.sandbox_id, owner.sandbox_id, os.urandom(64), env, new=new))
-        watch.note("ready")
+    def _begin(self, entry: Entry) -> VmRecord:
+        record = self._journal.begin(entry)
+        self._disks.release(entry.disk)  # the journal keeps it from here on
+        return record
+
+    def _owned(self, entry: Entry, owner: Incarnation, env: Mapping[str, str], watch: Stopwatch) -> Entry:
+        """From here on a crash of the daemon does not take the machine away."""
         return self._journal.write(
             replace(
                 entry,
@@ -186,7 +196,7 @@ class Foundry:
         await self._driver.reclaim(self._journal.record(entry))
         await asyncio.to_thread(self._journal.forget, entry)
         self.release_uid(entry.uid)
-        self._disks.release(entry.disk)
+        self._disks.release(entry.disk)  # if it never came to a beginning
 
     @contextlib.asynccontextmanager
     async def _undone_on_failure(
@@ -215,3 +225,7 @@ class Foundry:
 
     def release_uid(self, uid: int) -> None:
         self._uids.discard(uid)
+
+
+def _identity(owner: Incarnation, env: Mapping[str, str], *, new: bool) -> Identity:
+    return Identity(owner.sandbox_id, owner.sandbox_id, os.urandom(64), env, new=new)

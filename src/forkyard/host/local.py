@@ -41,7 +41,7 @@ from forkyard.hosts.base import (
 from forkyard.images import BaseImage
 from forkyard.models import Check, SandboxLogs, Shape
 from forkyard.settings import Settings
-from forkyard.storage.disks import Disks
+from forkyard.storage.disks import Disks, seal
 from forkyard.storage.snapshots import Saved, Snapshots
 from forkyard.vmm.base import Captured, CaptureTarget, Driver, SnapshotFiles, VmExit, VmUsage
 
@@ -227,6 +227,7 @@ class LocalHost:
         await machine.kill()
         await self._driver.reclaim(self._journal.record(entry))
         self._foundry.release_uid(entry.uid)
+        seal(entry.disk)
 
     async def resume(self, incarnation: Incarnation, successor: Incarnation) -> Incarnation:
         machine = self._machines.get(incarnation)
@@ -279,6 +280,7 @@ class LocalHost:
             self._resting[incarnation] = machine.entry
             del self._machines[incarnation]
         entry = self._resting_entry(incarnation)
+        seal(entry.disk)
         disk = self._disks.new_path()
         await self._disks.make_overlay(disk, entry.disk, spec.shape.disk_gib)
         source = await self.templates.boot_source()

@@ -31,7 +31,7 @@ ANSWER_S = 120.0
 #: A create may have to build the image and the template of a new shape first.
 CREATE_S = 1800.0
 #: Fork, pause, resume and their like move memory, or boot a machine.
-CHANGE_S = 600.0
+CHANGE_S = 900.0
 #: Items asked for at once.
 PAGE_ITEMS = 500
 

@@ -29,6 +29,7 @@ class SandboxRecord:
     persistence: Persistence
     priority: int
     idle_timeout_s: float | None
+    ttl_s: float | None
     checkpoint_every_s: float | None
     checkpoints_kept: int
     expires_at: datetime | None

@@ -119,9 +119,7 @@ class Store(SnapshotQueries):
             changes["ended_at"] = sa.func.coalesce(sandboxes.c.ended_at, now)
         elif from_ is State.FAILED and to is not State.DELETING:
             changes["ended_at"] = None
-        here = sa.and_(
-            sandboxes.c.id == sandbox_id, sandboxes.c.incarnation == incarnation, sandboxes.c.state == from_
-        )
+        here = sa.and_(sandboxes.c.id == sandbox_id, sandboxes.c.incarnation == incarnation, sandboxes.c.state == from_)
 
         def work(connection: sa.Connection) -> bool:
             if admit is not None:
@@ -313,6 +311,7 @@ def _insert(connection: sa.Connection, new: NewSandbox, now: datetime, admit: Ad
         "persistence": new.persistence,
         "priority": new.priority,
         "idle_timeout_s": new.idle_timeout_s,
+        "ttl_s": new.ttl_s,
         "checkpoint_every_s": new.checkpoint_every_s,
         "checkpoints_kept": new.checkpoints_kept,
         "expires_at": None if new.ttl_s is None else now + timedelta(seconds=new.ttl_s),
@@ -370,6 +369,7 @@ def _sandbox(row: Mapping[str, Any] | sa.RowMapping) -> SandboxRecord:
         persistence=row["persistence"] or "sticky",
         priority=5 if row["priority"] is None else row["priority"],
         idle_timeout_s=row["idle_timeout_s"],
+        ttl_s=row["ttl_s"],
         checkpoint_every_s=row["checkpoint_every_s"],
         checkpoints_kept=row["checkpoints_kept"] or 5,
         expires_at=row["expires_at"],

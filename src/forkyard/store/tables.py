@@ -59,6 +59,7 @@ sandboxes = sa.Table(
     sa.Column("persistence", sa.String(16)),
     sa.Column("priority", sa.Integer),
     sa.Column("idle_timeout_s", sa.Float),
+    sa.Column("ttl_s", sa.Float),
     sa.Column("checkpoint_every_s", sa.Float),
     sa.Column("checkpoints_kept", sa.Integer),
     sa.Column("expires_at", UtcDateTime),

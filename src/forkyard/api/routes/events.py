@@ -10,7 +10,7 @@ from forkyard.api.answers import answer
 from forkyard.api.inputs import BoundedRoute, Control
 from forkyard.api.problem import documented
 from forkyard.api.streams import NdjsonStream, lines, opened
-from forkyard.errors import NoCapacity
+from forkyard.errors import InvalidRequest, NoCapacity
 from forkyard.models import EventInfo, Page
 
 router = APIRouter(prefix="/events", tags=["events"], route_class=BoundedRoute)
@@ -35,10 +35,17 @@ async def events(
         int | None,
         Query(ge=0, le=2**63 - 1, description="Only events after this id. Default: all; with `follow`, from now on."),
     ] = None,
-    limit: Annotated[int, Query(ge=1, le=1000, description="Of one page; not with `follow`.")] = 100,
+    tail: Annotated[
+        int | None, Query(ge=1, le=1000, description="Begin with so many of the newest events; not with `after`.")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Of one page; not with `follow` or `tail`.")] = 100,
     follow: bool = False,
 ) -> Response:
     """Oldest first. `next_cursor` of a page is the `after` of the next."""
+    if tail is not None:
+        if after is not None:
+            raise InvalidRequest("give `after` or `tail`, not both", field="query.tail")
+        after, limit = await control.events.before_newest(tail, sandbox_id=sandbox_id), tail
     if not follow:
         return answer(await control.events.page(sandbox_id=sandbox_id, after=after or 0, limit=limit))
     stack, rows = await opened(control.events.follow(sandbox_id=sandbox_id, after=after))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Path, Query, Request, Response
 
 from forkyard.api.answers import answer, done
-from forkyard.api.inputs import BoundedRoute, RunningGuest, exec_spec, raw_body
+from forkyard.api.inputs import BoundedRoute, Control, RunningGuest, exec_spec, raw_body
 from forkyard.api.problem import documented
 from forkyard.api.streams import NdjsonStream, exec_lines, opened
 from forkyard.errors import (
@@ -15,7 +15,10 @@ from forkyard.errors import (
     Conflict,
     ExecNotFound,
     GuestUnreachable,
+    HostFailure,
+    NoCapacity,
     OperationTimeout,
+    QuotaExceeded,
     SandboxEnded,
     SandboxNotFound,
     StateConflict,
@@ -27,7 +30,16 @@ router = APIRouter(
     tags=["execs"],
     route_class=BoundedRoute,
     responses=documented(
-        SandboxNotFound, ExecNotFound, SandboxEnded, StateConflict, Conflict, GuestUnreachable, OperationTimeout
+        SandboxNotFound,
+        ExecNotFound,
+        SandboxEnded,
+        StateConflict,
+        Conflict,
+        QuotaExceeded,
+        HostFailure,
+        GuestUnreachable,
+        NoCapacity,
+        OperationTimeout,
     ),
 )
 
@@ -65,10 +77,15 @@ _ExecId = Annotated[str, Path(description="Id of an exec of this sandbox.")]
     summary="Run a command and stream its output",
     responses=_STARTING | {200: _LINES},
 )
-async def run(body: _ExecBody, guest: RunningGuest) -> Response:
+async def run(sandbox_id: str, body: _ExecBody, control: Control) -> Response:
     """The stream is `started`, then `output` pieces, then `exit`; or `error` as its last line if it breaks. A client
-    that disconnects leaves the process running: follow it again with `…/execs/{exec_id}/output`."""
-    stack, execution = await opened(guest.execute(exec_spec(body)))
+    that disconnects leaves the process running: follow it again with `…/execs/{exec_id}/output`.
+
+    While a client waits here for a command without a terminal or open input, the sandbox does not fall asleep. Other
+    streams keep it awake only while something flows; they stay open while it sleeps and go on when it wakes."""
+    spec = exec_spec(body)
+    hold = not spec.pty and not spec.stdin
+    stack, execution = await opened(control.following.execute(sandbox_id, spec, hold=hold))
     return NdjsonStream(stack, exec_lines(execution))
 
 
@@ -96,9 +113,13 @@ async def get(exec_id: _ExecId, guest: RunningGuest) -> Response:
     responses={200: _LINES},
 )
 async def output(
-    exec_id: _ExecId, guest: RunningGuest, stdout_offset: _Offset = 0, stderr_offset: _Offset = 0
+    sandbox_id: str, exec_id: _ExecId, control: Control, stdout_offset: _Offset = 0, stderr_offset: _Offset = 0
 ) -> Response:
-    stack, execution = await opened(guest.attach(exec_id, stdout_offset=stdout_offset, stderr_offset=stderr_offset))
+    """Does not keep the sandbox awake while the command is quiet. If the sandbox sleeps, the stream stays open, and
+    goes on when it is woken."""
+    stack, execution = await opened(
+        control.following.attach(sandbox_id, exec_id, stdout_offset=stdout_offset, stderr_offset=stderr_offset)
+    )
     return NdjsonStream(stack, exec_lines(execution))
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from forkyard.api.answers import answer, done
-from forkyard.api.inputs import BoundedRoute, QueryPath, RunningGuest, checked_path, raw_body, upload
+from forkyard.api.inputs import BoundedRoute, Control, QueryPath, RunningGuest, checked_path, raw_body, upload
 from forkyard.api.problem import documented
 from forkyard.api.streams import ByteStream, NdjsonStream, TarStream, lines, non_empty, opened
 from forkyard.errors import (
@@ -20,8 +20,11 @@ from forkyard.errors import (
     GuestFailure,
     GuestPermissionDenied,
     GuestUnreachable,
+    HostFailure,
     InvalidPath,
+    NoCapacity,
     OperationTimeout,
+    QuotaExceeded,
     SandboxEnded,
     SandboxNotFound,
     StateConflict,
@@ -39,6 +42,9 @@ _ERRORS = documented(
     SandboxEnded,
     InvalidPath,
     GuestUnreachable,
+    NoCapacity,
+    QuotaExceeded,
+    HostFailure,
     OperationTimeout,
     GuestDiskFull,
 )
@@ -172,6 +178,7 @@ async def chmod(body: FileChmod, guest: RunningGuest) -> Response:
         }
     },
 )
-async def watch(path: QueryPath, guest: RunningGuest, recursive: bool = False) -> Response:
-    stack, events = await opened(guest.watch(path, recursive=recursive))
+async def watch(sandbox_id: str, path: QueryPath, control: Control, recursive: bool = False) -> Response:
+    """Does not keep the sandbox awake. After a sleep that ended the watch it goes on with an `overflow`: look again."""
+    stack, events = await opened(control.following.watch(sandbox_id, path, recursive=recursive))
     return NdjsonStream(stack, lines(events, first={"type": "ready"}))

@@ -1,8 +1,8 @@
-"""Sandboxes: create, list, get, delete, logs, usage."""
+"""Sandboxes: create, list, get, change, delete, logs, usage."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Header, Query, Request, Response
 
@@ -16,17 +16,19 @@ from forkyard.errors import (
     InvalidShape,
     NoCapacity,
     OperationTimeout,
+    QuotaExceeded,
     SandboxEnded,
     SandboxNotFound,
+    SnapshotNotFound,
     StateConflict,
 )
 from forkyard.lifecycle import State
-from forkyard.models import Page, SandboxCreate, SandboxInfo, SandboxLogs, SandboxUsage
+from forkyard.models import Page, SandboxCreate, SandboxInfo, SandboxLogs, SandboxUpdate, SandboxUsage
 
 router = APIRouter(prefix="/sandboxes", tags=["sandboxes"], route_class=BoundedRoute)
 
 _EXAMPLE = {
-    "id": "q7m2v9x4k1c8b3n6",
+    "id": "q7m2v9x4k1c8b3n6d5f0",
     "name": "tests",
     "state": "running",
     "cause": "ready",
@@ -35,11 +37,20 @@ _EXAMPLE = {
     "shape": {"vcpus": 1, "memory_mib": 512, "disk_gib": 8},
     "labels": {"team": "search"},
     "template": "9f2c1d",
+    "parent_id": None,
+    "snapshot_id": None,
+    "persistence": "sticky",
+    "priority": 5,
+    "idle_timeout_s": 300.0,
+    "checkpoint_every_s": None,
+    "checkpoints_kept": 5,
+    "expires_at": None,
+    "last_active_at": "2026-01-01T12:00:00.150Z",
     "created_at": "2026-01-01T12:00:00Z",
     "updated_at": "2026-01-01T12:00:00.150Z",
     "ended_at": None,
 }
-_SHOWN = {"content": {"application/json": {"example": _EXAMPLE}}}
+SHOWN: dict[str, Any] = {"content": {"application/json": {"example": _EXAMPLE}}}
 
 
 @router.post(
@@ -47,8 +58,17 @@ _SHOWN = {"content": {"application/json": {"example": _EXAMPLE}}}
     status_code=201,
     response_model=SandboxInfo,
     summary="Create a sandbox",
-    responses=documented(InvalidShape, IdempotencyConflict, SandboxEnded, NoCapacity, OperationTimeout, HostFailure)
-    | {201: {"description": "It runs, and its agent has answered.", **_SHOWN}},
+    responses=documented(
+        InvalidShape,
+        IdempotencyConflict,
+        SnapshotNotFound,
+        SandboxEnded,
+        QuotaExceeded,
+        NoCapacity,
+        OperationTimeout,
+        HostFailure,
+    )
+    | {201: {"description": "It runs, and its agent has answered.", **SHOWN}},
 )
 async def create(
     request: Request,
@@ -68,6 +88,10 @@ async def create(
                         "env": {"CI": "1"},
                     },
                 },
+                "snapshot": {
+                    "summary": "From a snapshot, kept until it is deleted, asleep after a minute",
+                    "value": {"snapshot": "ready", "persistence": "persistent", "idle_timeout_s": 60},
+                },
             }
         ),
     ],
@@ -80,7 +104,8 @@ async def create(
         ),
     ] = None,
 ) -> Response:
-    """Restore a machine from the template of this shape. The first use of a new shape builds its template first."""
+    """Restore a machine from a snapshot, or from the template of this shape. The first use of a new shape builds its
+    template first."""
     checked_env(body.env)
     key_id: str = request.state.api_key_id
     return answer(await control.sandboxes.create(body, api_key_id=key_id, idempotency_key=idempotency_key), 201)
@@ -112,10 +137,25 @@ def _label(text: str) -> tuple[str, str]:
     "/{sandbox_id}",
     response_model=SandboxInfo,
     summary="Get a sandbox",
-    responses=documented(SandboxNotFound) | {200: _SHOWN},
+    responses=documented(SandboxNotFound) | {200: SHOWN},
 )
 async def get(sandbox_id: str, control: Control) -> Response:
     return answer(await control.sandboxes.get(sandbox_id))
+
+
+@router.patch(
+    "/{sandbox_id}",
+    response_model=SandboxInfo,
+    summary="Change a sandbox",
+    responses=documented(SandboxNotFound, SandboxEnded) | {200: SHOWN},
+)
+async def update(
+    sandbox_id: str,
+    control: Control,
+    body: Annotated[SandboxUpdate, Body(examples=[{"idle_timeout_s": None, "labels": {"team": "search"}}])],
+) -> Response:
+    """Its name, labels and policies. Fields that are absent stay as they are; a new `ttl_s` counts from now."""
+    return answer(await control.sandboxes.update(sandbox_id, body))
 
 
 @router.delete(
@@ -125,7 +165,8 @@ async def get(sandbox_id: str, control: Control) -> Response:
     responses=documented(SandboxNotFound, HostFailure, OperationTimeout),
 )
 async def delete(sandbox_id: str, control: Control) -> Response:
-    """Answers when the machine and all it owned are gone. Deleting a deleted one is fine."""
+    """Answers when the machine and all it owned are gone. Deleting a deleted one is fine. Snapshots of it stay, but
+    for automatic ones."""
     await control.sandboxes.delete(sandbox_id)
     return done()
 

@@ -3,6 +3,7 @@
 Binary frames are bytes, both ways. Text frames are JSON: the client sends `{"type":"resize","rows":…,"cols":…}` and
 `{"type":"signal","signal":2}`; the server sends `{"type":"started",…}` first and `{"type":"exit",…}` or
 `{"type":"error","problem":…}` last. A client that goes away leaves the program running: connect again with `exec_id`.
+An open terminal does not keep its sandbox awake. It stays open while the sandbox sleeps, and the next key wakes it.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ async def terminal(
     control: ControlPlane = socket.app.state.control
     await socket.accept()
     try:
-        guest = await control.sandboxes.guest(sandbox_id)
         if exec_id is not None:
-            source = guest.attach(exec_id)
+            source = control.following.attach(sandbox_id, exec_id)
         else:
             wanted = {"command": command or SHELL, "user": user, "cwd": cwd, "rows": rows, "cols": cols}
-            source = guest.execute(exec_spec(_parsed(ExecCreate, {**wanted, "pty": True, "stdin": True})))
+            spec = exec_spec(_parsed(ExecCreate, {**wanted, "pty": True, "stdin": True}))
+            source = control.following.execute(sandbox_id, spec)
         async with source as execution:
-            await _serve(socket, guest, execution)
+            await _serve(socket, control, sandbox_id, execution)
     except WebSocketDisconnect:
         return
     except Exception as raised:
@@ -60,9 +61,9 @@ async def terminal(
             await socket.close(1011, error.code)
 
 
-async def _serve(socket: WebSocket, guest: Guest, execution: Execution) -> None:
+async def _serve(socket: WebSocket, control: ControlPlane, sandbox_id: str, execution: Execution) -> None:
     await _say(socket, {"type": "started", "exec_id": execution.id, "pid": execution.pid})
-    typing = asyncio.create_task(_type(socket, guest, execution.id))
+    typing = asyncio.create_task(_type(socket, control, sandbox_id, execution.id))
     showing = asyncio.create_task(_show(socket, execution))
     try:
         done, _ = await asyncio.wait({typing, showing}, return_when=asyncio.FIRST_COMPLETED)
@@ -86,17 +87,19 @@ async def _show(socket: WebSocket, execution: Execution) -> None:
     raise GuestUnreachable(f"the channel to exec {execution.id} broke; connect again with exec_id={execution.id}")
 
 
-async def _type(socket: WebSocket, guest: Guest, exec_id: str) -> None:
+async def _type(socket: WebSocket, control: ControlPlane, sandbox_id: str, exec_id: str) -> None:
+    """Every frame is a use of its own: an open terminal does not keep a sandbox awake, and a key wakes it."""
     while True:
         message = await socket.receive()
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code", 1000))
-        if message.get("bytes") is not None:
-            data: bytes = message["bytes"]
-            for start in range(0, len(data), MAX_BODY_BYTES):
-                await guest.write_stdin(exec_id, data[start : start + MAX_BODY_BYTES])
-        else:
-            await _control(message["text"], guest, exec_id)
+        async with control.sandboxes.use(sandbox_id) as guest:
+            if message.get("bytes") is not None:
+                data: bytes = message["bytes"]
+                for start in range(0, len(data), MAX_BODY_BYTES):
+                    await guest.write_stdin(exec_id, data[start : start + MAX_BODY_BYTES])
+            else:
+                await _control(message["text"], guest, exec_id)
 
 
 async def _control(text: str, guest: Guest, exec_id: str) -> None:

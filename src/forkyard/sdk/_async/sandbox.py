@@ -156,12 +156,12 @@ class AsyncSandbox:
 
     async def rollback(self, snapshot: AsyncSnapshot | str) -> SandboxInfo:
         """Return to a snapshot of this sandbox (the object, its id or its name). What happened since is dropped."""
-        return await self._change("POST", "/rollback", {"snapshot": reference(snapshot)})
+        return await self._change("POST", "/rollback", {"snapshot": reference(snapshot)}, again=False)
 
     # ── states ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def pause(self) -> SandboxInfo:
-        """Put it to sleep. Processes stand still, and go on at `resume`, or when it is next used."""
+        """Put it to sleep. Processes stand still, and go on at `resume`, or when it is next used. Streams stay open."""
         return await self._change("POST", "/pause")
 
     async def resume(self, *, memory: bool = True) -> SandboxInfo:
@@ -179,7 +179,7 @@ class AsyncSandbox:
     async def resize(
         self, *, vcpus: int | None = None, memory_mib: int | None = None, disk_gib: int | None = None
     ) -> SandboxInfo:
-        """Of a stopped or paused sandbox. vCPUs and memory take effect by a boot from disk; a disk only grows."""
+        """Of a stopped sandbox, for its next `start`; of a paused one its disk alone. A disk only grows."""
         request = validation.sandbox_resize(vcpus=vcpus, memory_mib=memory_mib, disk_gib=disk_gib)
         return await self._change("POST", "/resize", request.model_dump(exclude_unset=True))
 
@@ -195,7 +195,7 @@ class AsyncSandbox:
         checkpoint_every_s: float | Unchanged | None = UNCHANGED,
         checkpoints_kept: int | Unchanged = UNCHANGED,
     ) -> SandboxInfo:
-        """Change what `sandboxes.create` was told. What is not given stays; None is never, or none."""
+        """Change what `create` was told. What is not given stays. None is never, or none; a ttl begins now."""
         request = validation.sandbox_update(
             name=name,
             labels=labels if isinstance(labels, Unchanged) else dict(labels),
@@ -206,11 +206,12 @@ class AsyncSandbox:
             checkpoint_every_s=checkpoint_every_s,
             checkpoints_kept=checkpoints_kept,
         )
-        return await self._change("PATCH", "", request.model_dump(exclude_unset=True), again=True)
+        return await self._change("PATCH", "", request.model_dump(exclude_unset=True))
 
     async def _change(
-        self, method: str, verb: str, body: dict[str, object] | None = None, *, again: bool = False
+        self, method: str, verb: str, body: dict[str, object] | None = None, *, again: bool = True
     ) -> SandboxInfo:
+        """`again`: to bring about what is so already is fine."""
         answer = await self._transport.request(
             method, self._path + verb, body=body, again=again, timeout_s=wire.CHANGE_S
         )

@@ -40,7 +40,8 @@ ROUNDS = 8
 #: Unchanged pages between changed ones are saved too if they are few: each run costs a mapping in every child.
 GAP_BYTES = 4 * PAGE
 PAUSE_TIMEOUT_S = 30.0
-_SMALL_PIPE, _LARGE_PIPE = 4096, 1 << 20
+#: Of the 160 KB of device state of the smallest machine. It must block, or nothing holds QEMU.
+_PIPE_BYTES = 1 << 16
 
 
 class Copier:
@@ -113,11 +114,15 @@ class Capture:
                 )
                 opened.callback(copier.close)
                 disk = self.top.path
-                async with self._next_top() as next_top:
-                    await in_thread(lambda: copier.ahead(disk))
-                    paused_ms = await to_the_end(
-                        self._pause(copier, state, next_top, was_running=was_running, keep_running=keep_running)
-                    )
+                copying = asyncio.create_task(in_thread(lambda: copier.ahead(disk)))
+                try:
+                    async with self._next_top() as next_top:
+                        await copying
+                        paused_ms = await to_the_end(
+                            self._pause(copier, state, next_top, was_running=was_running, keep_running=keep_running)
+                        )
+                finally:
+                    await asyncio.gather(copying, return_exceptions=True)
                 layer_bytes = await in_thread(copier.seal)
             undo.pop_all()
         return Captured(paused_ms if was_running else 0.0, layer_bytes, disk)
@@ -208,7 +213,7 @@ class _StatePipe:
         self.reader = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._both: int | None = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         os.set_blocking(self.reader, True)
-        fcntl.fcntl(self.reader, fcntl.F_SETPIPE_SZ, _SMALL_PIPE)
+        fcntl.fcntl(self.reader, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def let_go(self, _: object = None) -> None:
         if self._both is not None:
@@ -228,9 +233,8 @@ def _finish(pipe: _StatePipe, copier: Copier, state: int) -> None:
         if not poller.poll(PAUSE_TIMEOUT_S * 1000):
             raise SnapshotFailed(f"QEMU did not begin to write its device state within {PAUSE_TIMEOUT_S:.0f} s")
         copier.rest()
-        fcntl.fcntl(pipe.reader, fcntl.F_SETPIPE_SZ, _LARGE_PIPE)
         with open(state, "wb", closefd=False) as file:
-            while chunk := os.read(pipe.reader, _LARGE_PIPE):
+            while chunk := os.read(pipe.reader, _PIPE_BYTES):
                 file.write(chunk)
     except OSError as error:
         raise SnapshotFailed(f"could not save the VM's state: {error.strerror}") from error

@@ -15,16 +15,15 @@ import contextlib
 import ctypes
 import errno
 import fcntl
-import mmap
 import os
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from forkyard.errors import HostFailure, VmCrashed
+from forkyard.errors import HostFailure, SnapshotFailed, VmCrashed
 from forkyard.vmm.qemu.shim import USERFAULTFD
 
 PAGE = 4096
@@ -32,7 +31,9 @@ PAGE = 4096
 Run = tuple[int, int]
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.process_vm_readv.restype = _libc.process_vm_writev.restype = ctypes.c_ssize_t
 _MAX_IOVECS = 1024
+_BUFFER_BYTES = 256 * 1024
 
 # linux/fs.h
 _PAGEMAP_SCAN = 0xC0606610
@@ -120,11 +121,16 @@ class PageTable:
 
     def private(self, area: Run) -> list[Run]:
         """Pages that are no file's: written, at some time."""
-        return self._scan(area, 0, _FILE)
+        return self._scan(area, 0, inverted=_FILE, mask=_FILE)
 
     def written(self, area: Run, *, ask_again: bool) -> list[Run]:
-        """Private pages written since the last time this was asked with `ask_again`. Of an area that is watched."""
-        return self._scan(area, _SCAN_CHECK_WATCHED | (_SCAN_PROTECT if ask_again else 0), _FILE | _WRITTEN)
+        """Private pages written since the last time this was asked with `ask_again`. Of an area that is watched.
+
+        Whether a page is private costs a look at each, so it is asked only of those that a first look finds: written ones,
+        and ones of the template that the guest has only read.
+        """
+        flags = _SCAN_CHECK_WATCHED | (_SCAN_PROTECT if ask_again else 0)
+        return [page for run in self._scan(area, flags, mask=_WRITTEN) for page in self.private(run)]
 
     def private_slowly(self, area: Run) -> list[Run]:
         """The same as `private`, for kernels without PAGEMAP_SCAN (before Linux 6.7)."""
@@ -136,19 +142,14 @@ class PageTable:
             runs += [(start + m.start() * PAGE, start + m.end() * PAGE) for m in re.finditer(rb"\x01+", marks)]
         return merge(runs)
 
-    def _scan(self, area: Run, flags: int, mask: int) -> list[Run]:
+    def _scan(self, area: Run, flags: int, *, mask: int, inverted: int = 0) -> list[Run]:
         start, end = area
         runs: list[Run] = []
         while start < end:
             # Only pages that are there: else every hole counts as written.
-            argument = bytearray(
-                struct.pack(
-                    "12Q",
-                    *(96, flags, start, end, 0),
-                    *(self._found.buffer_info()[0], _SCAN_RUNS, 0),
-                    *(_FILE, mask, _PRESENT | _SWAPPED, 0),
-                )
-            )
+            what = (inverted, mask, _PRESENT | _SWAPPED, 0)
+            found = (self._found.buffer_info()[0], _SCAN_RUNS, 0)
+            argument = bytearray(struct.pack("12Q", 96, flags, start, end, 0, *found, *what))
             count = fcntl.ioctl(self._fd, _PAGEMAP_SCAN, argument)
             runs += zip(self._found[0 : 3 * count : 3], self._found[1 : 3 * count : 3], strict=True)
             (start,) = struct.unpack_from("Q", argument, 32)  # how far it came
@@ -180,44 +181,45 @@ class Layer:
 
     def __init__(self, path: Path, pid: int, ram: Ram) -> None:
         self._path, self._pid, self._ram = path, pid, ram
+        # Read into here and written from here: faster than reading into a mapping of the file, where every new page is a
+        # fault. It stays in the CPU's cache.
+        self._buffer = bytearray(_BUFFER_BYTES)
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise HostFailure(f"could not make {path}: {error.strerror}") from error
-        try:
-            os.ftruncate(self._fd, ram.size_bytes)
-            self._memory = mmap.mmap(self._fd, ram.size_bytes)
-        except OSError as error:
-            os.close(self._fd)
-            path.unlink(missing_ok=True)
-            raise HostFailure(f"could not make {path} of {ram.size_bytes >> 20} MiB: {error.strerror}") from error
-        self._anchor = ctypes.c_char.from_buffer(self._memory)
+            raise SnapshotFailed(f"could not make {path}: {error.strerror}") from error
+        os.truncate(self._fd, ram.size_bytes)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        del self._anchor
-        self._memory.close()
         os.close(self._fd)
 
     @property
     def data_bytes(self) -> int:
         return os.fstat(self._fd).st_blocks * 512
 
-    def save(self, runs: Sequence[Run]) -> None:
+    def save(self, runs: Iterable[Run]) -> None:
         """Copy these parts of RAM to their places in the file, zero pages too: a hole would mean the template's page."""
-        shift = ctypes.addressof(self._anchor) - self._ram.address
+        content = memoryview(self._buffer)
+        for batch in _batches(runs):
+            try:
+                _copy(_libc.process_vm_readv, self._pid, batch, self._buffer)
+            except OSError as error:
+                raise VmCrashed(f"the memory of pid {self._pid} cannot be read: {error.strerror}") from error
+            at = 0
+            for start, end in batch:
+                self._write(content[at : at + end - start], start - self._ram.address)
+                at += end - start
+
+    def _write(self, content: memoryview, offset: int) -> None:
         try:
-            _copy(_libc.process_vm_readv, self._pid, runs, shift)
+            written = os.pwrite(self._fd, content, offset)
+            if written != len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            if error.errno == errno.ESRCH:
-                raise VmCrashed(f"the QEMU with pid {self._pid} has ended") from error
-            free = os.statvfs(self._path.parent)
-            raise HostFailure(
-                f"could not save memory to {self._path}: {error.strerror}; "
-                f"{free.f_bavail * free.f_frsize >> 20} MiB are free there"
-            ) from error
+            raise SnapshotFailed(f"could not save memory to {self._path}: {error.strerror}") from error
 
     def seal(self) -> None:
         os.fchmod(self._fd, 0o444)
@@ -245,39 +247,50 @@ def _data_runs(file: Path) -> Iterator[Run]:
         os.close(fd)
 
 
-def copy_into(pid: int, ram: Ram, layer: Path, runs: Sequence[Run]) -> None:
+def copy_into(pid: int, ram: Ram, layer: Path, runs: Iterable[Run]) -> None:
     """Write these parts of a layer file to their places in RAM."""
-    fd = os.open(layer, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with mmap.mmap(fd, ram.size_bytes, flags=mmap.MAP_PRIVATE) as content:  # private: its address is asked writable
-            anchor = ctypes.c_char.from_buffer(content)
-            there = [(start + ram.address, end + ram.address) for start, end in runs]
+    buffer = bytearray(_BUFFER_BYTES)
+    content = memoryview(buffer)
+    with layer.open("rb", buffering=0) as file:
+        for batch in _batches((start + ram.address, end + ram.address) for start, end in runs):
+            at = 0
+            for start, end in batch:
+                os.preadv(file.fileno(), [content[at : at + end - start]], start - ram.address)
+                at += end - start
             try:
-                _copy(_libc.process_vm_writev, pid, there, ctypes.addressof(anchor) - ram.address)
-            finally:
-                del anchor
-    except OSError as error:
-        raise HostFailure(f"could not copy {layer} into QEMU: {error.strerror}") from error
-    finally:
-        os.close(fd)
+                _copy(_libc.process_vm_writev, pid, batch, buffer)
+            except OSError as error:
+                raise VmCrashed(f"the memory of pid {pid} cannot be written: {error.strerror}") from error
 
 
-def _copy(call: ctypes._CFuncPtr, pid: int, runs: Sequence[Run], shift: int) -> None:  # noqa: SLF001
-    """process_vm_readv or writev of `runs` of a process, from or to our own memory `shift` further on."""
-    call.restype = ctypes.c_ssize_t
-    for first in range(0, len(runs), _MAX_IOVECS):
-        some = runs[first : first + _MAX_IOVECS]
-        lengths = array.array("Q", (end - start for start, end in some))
-        theirs, ours = array.array("Q", bytes(16 * len(some))), array.array("Q", bytes(16 * len(some)))
-        theirs[0::2] = array.array("Q", (start for start, _ in some))
-        ours[0::2] = array.array("Q", (start + shift for start, _ in some))
-        theirs[1::2] = ours[1::2] = lengths
-        copied = call(
-            ctypes.c_int(pid),
-            *(ctypes.c_void_p(ours.buffer_info()[0]), ctypes.c_ulong(len(some))),
-            *(ctypes.c_void_p(theirs.buffer_info()[0]), ctypes.c_ulong(len(some))),
-            ctypes.c_ulong(0),
-        )
-        if copied != sum(lengths):
-            number = ctypes.get_errno() if copied < 0 else errno.EFAULT
-            raise OSError(number, os.strerror(number))
+def _batches(runs: Iterable[Run]) -> Iterator[list[Run]]:
+    """As much as fits in a buffer, and in one call."""
+    batch: list[Run] = []
+    room = _BUFFER_BYTES
+    for start, end in runs:
+        while start < end:
+            part = min(end - start, room)
+            batch.append((start, start + part))
+            start, room = start + part, room - part
+            if room == 0 or len(batch) == _MAX_IOVECS:
+                yield batch
+                batch, room = [], _BUFFER_BYTES
+    if batch:
+        yield batch
+
+
+def _copy(call: Any, pid: int, runs: Sequence[Run], buffer: bytearray) -> None:
+    """process_vm_readv or writev of these parts of a process, to or from a buffer, one after the other."""
+    size = total(runs)
+    anchor = ctypes.c_char.from_buffer(buffer)
+    ours = array.array("Q", [ctypes.addressof(anchor), size])
+    theirs = array.array("Q", [word for start, end in runs for word in (start, end - start)])
+    copied = call(
+        ctypes.c_int(pid),
+        *(ctypes.c_void_p(ours.buffer_info()[0]), ctypes.c_ulong(1)),
+        *(ctypes.c_void_p(theirs.buffer_info()[0]), ctypes.c_ulong(len(runs))),
+        ctypes.c_ulong(0),
+    )
+    if copied != size:
+        number = ctypes.get_errno() if copied < 0 else errno.EFAULT
+        raise OSError(number, os.strerror(number))

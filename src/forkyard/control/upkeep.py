@@ -1,0 +1,132 @@
+"""What happens with time: ttl, idle sleep, cooling, checkpoints.
+
+Owns: one task that looks at every living sandbox once a second, and starts what is due. Never does: the verbs (`sleep`,
+`removal`, `snapshots`); it calls them as a user would, one at a time per sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import structlog
+
+from forkyard.control.ground import Ground, Hot
+from forkyard.control.idle import Idle
+from forkyard.control.removal import Removal
+from forkyard.control.sleep import Sleep
+from forkyard.control.snapshots import Snapshots
+from forkyard.errors import ForkyardError
+from forkyard.lifecycle import Cause, State
+from forkyard.store.records import SandboxRecord
+
+log = structlog.get_logger(__name__)
+
+TICK_S = 1.0
+#: `last_active_at` is this precise in the database while a sandbox runs.
+PERSIST_EVERY = timedelta(seconds=30)
+#: A sleeper that could not be moved to disk is left alone for this long.
+COOL_RETRY_S = 30.0
+
+
+class Upkeep:
+    def __init__(self, ground: Ground, removal: Removal, sleep: Sleep, snapshots: Snapshots) -> None:
+        self._ground = ground
+        self._removal = removal
+        self._sleep = sleep
+        self._snapshots = snapshots
+        self._idle = Idle(ground)
+        self._jobs: dict[str, asyncio.Task[None]] = {}
+        self._checkpointed: dict[str, float] = {}  # when its newest checkpoint began
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            try:
+                await self.tick()
+            except Exception:
+                log.exception("upkeep failed; it goes on")
+
+    async def stop(self) -> None:
+        jobs = list(self._jobs.values())
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+
+    async def tick(self) -> None:
+        """Look at all; what takes time goes on after this returns (`settle` waits for it)."""
+        gone = (State.DELETING, State.DELETED)
+        records = await self._ground.store.list_sandboxes(states=[state for state in State if state not in gone])
+        known = {record.id for record in records}
+        self._ground.activity.keep_only(known)
+        self._idle.keep_only(known)
+        for sandbox_id in self._checkpointed.keys() - known:
+            del self._checkpointed[sandbox_id]
+        for record in records:
+            if record.id not in self._jobs:
+                work = self._due(record)
+                if work is not None:
+                    self._begin(record.id, work)
+
+    async def settle(self) -> None:
+        """Wait for what the ticks so far have begun."""
+        while self._jobs:
+            await asyncio.wait(list(self._jobs.values()))
+
+    def _begin(self, sandbox_id: str, work: Coroutine[Any, Any, None]) -> None:
+        job = asyncio.create_task(self._job(sandbox_id, work), name=f"upkeep {sandbox_id}")
+        self._jobs[sandbox_id] = job
+        job.add_done_callback(lambda _: self._jobs.pop(sandbox_id, None))
+
+    async def _job(self, sandbox_id: str, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except ForkyardError as error:
+            log.warning("upkeep of a sandbox failed", sandbox=sandbox_id, error=error.message)
+        except Exception:
+            log.exception("upkeep of a sandbox failed", sandbox=sandbox_id)
+
+    def _due(self, record: SandboxRecord) -> Coroutine[Any, Any, None] | None:
+        if record.expires_at is not None and record.expires_at <= datetime.now(UTC):
+            return self._removal.delete(record.id, Cause.TTL, f"its ttl of {record.ttl_s:g} s has passed")
+        if record.persistence == "ephemeral" and record.state in (State.PAUSED, State.STOPPED):
+            return self._removal.delete(record.id, Cause.EPHEMERAL, f"it is ephemeral, and {record.state}")
+        if record.state is State.RUNNING:
+            return self._look_after(record)
+        hot = self._ground.hot.get(record.id)
+        now = self._ground.activity.clock()
+        if record.state is State.PAUSED and hot is not None and now - hot.since >= self._ground.limits.cool_after_s:
+            return self._cool(record.id, hot)
+        return None
+
+    async def _look_after(self, record: SandboxRecord) -> None:
+        if await self._idle.is_due(record):
+            await self._sleep.pause(record.id, Cause.IDLE, if_idle_for_s=record.idle_timeout_s)
+            return
+        if self._checkpoint_is_due(record):
+            await self._checkpoint(record)
+        last_active_at = self._ground.activity.last_at(record.id)
+        if record.last_active_at is None or last_active_at - record.last_active_at >= PERSIST_EVERY:
+            await self._ground.store.touch_sandbox(record.id, last_active_at)
+
+    async def _cool(self, sandbox_id: str, hot: Hot) -> None:
+        cooled = await self._sleep.cool_if_free(sandbox_id)
+        if not cooled and self._ground.hot.get(sandbox_id) is hot:
+            wait_s = max(COOL_RETRY_S - self._ground.limits.cool_after_s, 0.0)
+            self._ground.hot[sandbox_id] = Hot(hot.memory_mib, self._ground.activity.clock() + wait_s)
+
+    def _checkpoint_is_due(self, record: SandboxRecord) -> bool:
+        if record.checkpoint_every_s is None:
+            return False
+        now = self._ground.activity.clock()
+        return now - self._checkpointed.setdefault(record.id, now) >= record.checkpoint_every_s
+
+    async def _checkpoint(self, record: SandboxRecord) -> None:
+        """Only if something can have changed since the last one."""
+        await self._idle.look(record)
+        now = self._ground.activity.clock()
+        if self._ground.activity.idle_s(record.id) < now - self._checkpointed[record.id]:
+            self._checkpointed[record.id] = now
+            await self._snapshots.checkpoint(record.id)
