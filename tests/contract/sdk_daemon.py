@@ -87,6 +87,7 @@ class Daemon:
         self.socket = root / "run" / "api.sock"
         self.key_file = root / "state" / "api-key"
         self.port = 0
+        self.host = AgentHost(root)
         for directory in (self.socket.parent, self.key_file.parent):
             directory.mkdir()
         self._loop = asyncio.new_event_loop()
@@ -145,7 +146,7 @@ class Daemon:
 
     async def _start(self) -> None:
         self._store = await Store.open(self.root / "state" / "forkyard.db")
-        self._control = ControlPlane(self._store, AgentHost(self.root))
+        self._control = ControlPlane(self._store, self.host)
         await self._control.start()
         await self._control.keys.ensure_file(self.key_file)
         await self._listen()

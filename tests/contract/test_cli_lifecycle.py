@@ -50,6 +50,13 @@ def test_fork_and_tree(daemon: Daemon, sbx: Sandbox) -> None:
     assert "count=0" in refused.stderr
 
 
+def test_the_last_events_are_shown(daemon: Daemon, sbx: Sandbox) -> None:
+    lines = daemon.cli("events", "-n", "2", "--json").stdout.splitlines()
+    assert [json.loads(line)["sandbox_id"] for line in lines] == [sbx.id, sbx.id]
+    first = str(json.loads(lines[0])["id"])
+    assert daemon.cli("events", "-n", "5", "--after", first, "--json").stdout.splitlines() == lines[1:]
+
+
 def test_pause_and_resume(daemon: Daemon, sbx: Sandbox) -> None:
     assert daemon.cli("pause", "parent").stdout.strip() == sbx.id
     (row,) = [line for line in daemon.cli("ls").stdout.splitlines() if line.startswith(sbx.id)]
@@ -94,6 +101,8 @@ def test_snapshots_are_made_listed_used_and_removed(daemon: Daemon, sbx: Sandbox
     assert other["snapshot_id"] == snapshot
     assert daemon.cli("rm", other["id"]).returncode == 0
     assert daemon.cli("snapshots", "rm", "ready").stdout.strip() == snapshot
+    daemon.cli("snapshot", "parent", "--name", "a/b c?")
+    assert daemon.cli("snapshots", "rm", "a/b c?").returncode == 0
     gone = daemon.cli("rollback", "parent", "ready", "--json")
     assert gone.returncode == 1
     assert json.loads(gone.stderr)["code"] == "snapshot_not_found"

@@ -21,7 +21,9 @@ from forkyard import (
     SandboxNotFound,
     SnapshotNotFound,
     State,
+    VmStartFailed,
 )
+from forkyard.vmm.base import FaultPlan
 
 from .sdk_daemon import Daemon, running_daemon
 
@@ -67,6 +69,25 @@ def test_the_outcome_of_each_child_is_told_when_asked_for(sbx: Sandbox) -> None:
     assert outcome.sandbox is not None
     assert outcome.paused_ms >= 0
     outcome.sandbox.delete()
+
+
+def test_one_child_that_fails_does_not_spoil_the_others(daemon: Daemon, sbx: Sandbox) -> None:
+    daemon.host.faults = FaultPlan(fail={"child.1": VmStartFailed("no process")})
+    try:
+        one, two, three = sbx.fork(3, partial=True)
+        with pytest.raises(VmStartFailed, match="no process") as caught:
+            sbx.fork(2)
+        with pytest.raises(VmStartFailed):
+            daemon.host.faults.fail["child.0"] = VmStartFailed("nor for the first")
+            sbx.fork()
+    finally:
+        daemon.host.faults = FaultPlan()
+    assert isinstance(two.error, VmStartFailed)
+    made = {outcome.sandbox.id for outcome in (one, three) if outcome.sandbox}
+    assert len(made) == 2
+    assert {child.id for child in sbx.children()} == made.union(caught.value.details["children"])
+    for child in sbx.children():
+        child.delete()
 
 
 def test_what_has_ended_cannot_be_forked_or_paused(fy: Forkyard) -> None:

@@ -254,7 +254,8 @@ def test_the_last_events_are_asked_for_at_once(daemon: Daemon) -> None:
     daemon.on("GET /events", events(8, 9))
     with Forkyard(transport=httpx.MockTransport(daemon)) as fy:
         assert [event.id for event in fy.events.list(tail=2)] == [8, 9]
-    assert [request.url.params["tail"] for request in daemon.requests] == ["2"]
+        assert [event.id for event in fy.events.list(tail=1, after=7)] == [9]
+    assert [request.url.params.get("tail") for request in daemon.requests] == ["2", None]
 
 
 def test_a_daemon_that_does_not_know_tail_is_read_to_its_end(daemon: Daemon) -> None:

@@ -16,7 +16,7 @@ from forkyard.vmm.qemu import QemuDriver, capture, pages
 from forkyard.vmm.qemu import vm as vms
 from forkyard.vmm.qemu.vm import QemuVm
 
-from .yard import Yard, ask, saved_yard
+from .yard import Yard, ask, saved_yard, start
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -35,6 +35,26 @@ while True:
     open("/run/sweeps", "a").write("x")
 """
 
+COUNT = """
+import itertools, time
+for i in itertools.count():
+    open("/mnt/new", "w").write(str(i))
+    __import__("os").rename("/mnt/new", "/mnt/count")
+    time.sleep(0.05)
+"""
+ZERO = """
+import mmap, os, time
+memory = mmap.mmap(-1, 4 << 20)
+memory.write(b"x" * len(memory))
+open("/run/full", "w")
+while not os.path.exists("/run/go"):
+    time.sleep(0.05)
+memory[:] = bytes(len(memory))
+open("/run/zero", "w")
+while memory[:] == bytes(len(memory)):
+    time.sleep(0.05)
+"""
+
 
 @pytest.fixture(scope="module")
 def saved() -> Iterator[Yard]:
@@ -51,19 +71,27 @@ def yard(saved: Yard) -> Iterator[Yard]:
 
 
 async def start_churn(vm: QemuVm, size_mib: int) -> None:
-    lines = CHURN.replace("\n", "\\n").replace('"', '\\"').replace("\\\\n", "\\\\\\\\n")
-    await ask(vm, f"printf '%b' \"{lines}\" > /run/churn.py")
-    await ask(vm, f"python3 /run/churn.py {size_mib} > /run/churn.log 2>&1 & true")
+    await start(vm, "churn.py", CHURN, size_mib)
     await sweeps(vm, 2)
 
 
 async def sweeps(vm: QemuVm, more: int) -> None:
-    """Wait until so many more sweeps are done."""
-    count = (
-        'n=$(stat -c %s /run/sweeps 2>/dev/null || echo 0); until [ "$(stat -c %s /run/sweeps 2>/dev/null || echo 0)"'
-    )
-    await ask(vm, f"{count} -ge $((n + {more})) ] || ! pgrep -f churn.py > /dev/null; do sleep 0.1; done", 120)
-    assert await ask(vm, "pgrep -fc churn.py; cat /run/churn.log /run/torn 2>/dev/null") == "1\n"
+    """Wait until so many more sweeps are done, and all is well."""
+
+    async def done() -> int:
+        count = "stat -c %s /run/sweeps 2>/dev/null || echo 0"
+        answer = await ask(
+            vm, f"sleep 0.2; cat /run/churn.py.log /run/torn 2>/dev/null; pgrep -f '[/]run/churn' | wc -l; {count}"
+        )
+        *wrong, alive, swept = answer.splitlines()
+        assert wrong == []
+        assert alive == "1"
+        return int(swept)
+
+    before = await done()
+    async with asyncio.timeout(120):
+        while await done() < before + more:
+            pass
 
 
 async def still_runs(vm: QemuVm) -> None:
@@ -80,7 +108,7 @@ def test_a_fork_is_a_running_copy_of_memory_processes_and_disk(yard: Yard) -> No
                 parent,
                 "echo tmpfs > /dev/shm.txt; echo unsynced > /root/before; mount -t tmpfs t /mnt; echo m > /mnt/m",
             )
-            await ask(parent, "(i=0; while true; do i=$((i + 1)); echo $i > /mnt/count; sleep 0.05; done) & true")
+            await start(parent, "count.py", COUNT)
             snapshot = await yard.capture(parent)
             await ask(parent, "echo parent > /root/after; echo parent > /mnt/m; sync")
             async with yard.running(snapshot) as (child,):
@@ -312,7 +340,7 @@ def test_a_failure_in_the_pause_leaves_the_machine_running(
                     patched.setattr(capture.Copier, "rest", fail)
                 else:
                     patched.setattr(capture.Capture, "_execute", refuse)
-                with pytest.raises(HostFailure, match="out of luck|no-such-node"):
+                with pytest.raises(HostFailure, match=r"out of luck|no-such-node"):
                     await vm.capture(yard.target(vm), keep_running=True)
 
     asyncio.run(run())
@@ -434,22 +462,14 @@ def test_a_layer_in_too_many_pieces_is_copied_in_part(yard: Yard, monkeypatch: p
 def test_a_page_that_became_zero_is_zero_in_the_fork(yard: Yard) -> None:
     async def run() -> None:
         async with yard.running() as (parent,):
-            fill = "import mmap, time; m = mmap.mmap(-1, 4 << 20); m.write(b'x' * (4 << 20))"
-            await ask(
-                parent,
-                f"echo \"{fill}; open('/run/full', 'w'); time.sleep(2); m.seek(0); m.write(bytes(4 << 20));"
-                " open('/run/zero', 'w'); [time.sleep(0.1) for _ in iter(lambda: m[:] == bytes(4 << 20), False)]"
-                "; open('/run/wrong', 'w')\" > /run/z.py; python3 /run/z.py & until [ -e /run/full ]; do sleep 0.1; done",
-            )
+            await start(parent, "zero.py", ZERO)
+            await ask(parent, "until [ -e /run/full ]; do sleep 0.1; done")
             first = await yard.capture(parent)
-            await yard.driver.reclaim(parent.record)
         async with yard.running(first) as (child,):
-            await ask(child, "until [ -e /run/zero ]; do sleep 0.1; done")
+            await ask(child, "touch /run/go; until [ -e /run/zero ]; do sleep 0.1; done")
             second = await yard.capture(child)
         async with yard.running(second) as (grandchild,):
-            assert await ask(grandchild, "sleep 1; ls /run/wrong 2>&1; pgrep -fc z.py") == (
-                "ls: cannot access '/run/wrong': No such file or directory\n1\n"
-            )
+            assert await ask(grandchild, "sleep 1; pgrep -f '[/]run/zero.py' | wc -l; cat /run/zero.py.log") == "1\n"
 
     asyncio.run(run())
 
@@ -481,7 +501,7 @@ def test_a_machine_booted_from_its_own_disk_can_be_captured(yard: Yard) -> None:
 
 
 def test_a_guest_may_fill_its_memory_beside_its_layer(yard: Yard) -> None:
-    """The limit on a VM's memory must hold its own pages, and those of the shared file that it is the first to touch."""
+    """The limit on a VM's memory must hold its own pages, and those of the shared file that it is the first to use."""
 
     async def run() -> None:
         async with yard.running() as (parent,):

@@ -7,6 +7,7 @@ runs each line it receives on the agent's port. So these tests stand on the driv
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import os
@@ -129,6 +130,15 @@ async def ask(vm: QemuVm, command: str, timeout_s: float = 60) -> str:
         finally:
             writer.close()
             await writer.wait_closed()
+
+
+async def start(vm: QemuVm, name: str, program: str, *arguments: object) -> None:
+    """Run a Python program in the guest, in the background."""
+    encoded = base64.b64encode(program.encode()).decode()
+    words = " ".join(map(str, arguments))
+    await ask(
+        vm, f"echo {encoded} | base64 -d > /run/{name}; python3 /run/{name} {words} > /run/{name}.log 2>&1 & true"
+    )
 
 
 async def tell(vm: QemuVm, command: str) -> None:

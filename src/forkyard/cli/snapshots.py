@@ -103,12 +103,15 @@ def rollback_command(app: App, sandbox_id: str, snapshot: str) -> None:
 
 def find_snapshot(client: Forkyard, typed: str) -> Snapshot:
     """By its id, its name, or the beginning of its id."""
-    from forkyard.errors import InvalidRequest, SnapshotNotFound
+    from forkyard.errors import InvalidRequest, NotFound, SnapshotNotFound
 
     try:
         return client.snapshots.get(typed)
-    except SnapshotNotFound:
-        matches = [snapshot for snapshot in client.snapshots.list() if typed and snapshot.id.startswith(typed)]
+    except NotFound:
+        # A name with a slash has no address of its own.
+        every = client.snapshots.list()
+        matches = [snapshot for snapshot in every if snapshot.name == typed]
+        matches = matches or [snapshot for snapshot in every if typed and snapshot.id.startswith(typed)]
     if len(matches) > 1:
         ids = ", ".join(snapshot.id for snapshot in matches[:5]) + (" …" if len(matches) > 5 else "")
         raise InvalidRequest(f"{typed!r} means {len(matches)} snapshots ({ids}). Give more of the id.", given=typed)

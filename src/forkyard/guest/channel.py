@@ -208,9 +208,9 @@ class Channel(asyncio.Protocol):
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def handshake(self, *, fresh: bool, along: Callable[[], object] | None = None) -> None:
+    async def handshake(self, *, fresh: bool, along: Callable[[], object] | None = None) -> bool:
         """Until the agent has answered our HELLO, or the connection is lost. The caller has the deadline. `along` sends
-        what can go with the first HELLO; if that one is not understood, neither is what went along."""
+        what can go with the first HELLO. Returns whether that one was answered: then what went along arrived too."""
         wishes = to_json({"versions": VERSIONS, "window": WINDOW_BYTES}).encode()
         hello = frames.encode_hello(self._epoch, self._nonce, wishes)
         transport = self._transport
@@ -239,6 +239,7 @@ class Channel(asyncio.Protocol):
         if not self.agent_window:
             raise GuestUnreachable(f"The agent speaks no protocol version we know ({VERSIONS[0]} to {VERSIONS[1]}).")
         self._keeper = asyncio.create_task(self._keep_alive(), name="guest keep-alive")
+        return attempt == 0
 
     async def close(self) -> None:
         self._break("The channel to the agent was closed.")

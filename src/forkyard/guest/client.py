@@ -10,10 +10,12 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from forkyard.errors import GuestFailure, GuestUnreachable, InvalidPath, InvalidRequest
+import structlog
+
+from forkyard.errors import ForkyardError, GuestFailure, GuestUnreachable, InvalidPath, InvalidRequest
 from forkyard.guest import frames, records
 from forkyard.guest.base import ExecSpec, Exit, Guest, Identity, Lost, Output
 from forkyard.guest.channel import Channel, Stream
@@ -21,11 +23,12 @@ from forkyard.guest.frames import Violation
 from forkyard.guest.names import to_wire
 from forkyard.models import ExecInfo, FileInfo, WatchEvent
 
+log = structlog.get_logger(__name__)
+
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 
 _ANSWER_S = 30.0
-_ALONG_S = 1.0  # for the answer to what went with the greeting, after that to the greeting
 _LONG_ANSWER_S = 600.0  # removing or moving a big tree, ending a big archive
 _IDLE_S = 60.0  # longest silence inside a transfer
 _MAX_LISTED = 100_000
@@ -101,6 +104,7 @@ class AgentExecution:
 class AgentGuest:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
+        self._adoption: asyncio.Task[None] | None = None
 
     @property
     def agent_version(self) -> str:
@@ -120,18 +124,26 @@ class AgentGuest:
         await self._ask("identity", **_identity_arguments(identity))
 
     async def introduce(self, identity: Identity, *, fresh: bool) -> None:
-        """Greeting and identity at once. If the greeting had to be repeated, the identity is too."""
+        """Greeting and identity in one trip. The agent does one thing after the other, so once it has answered the
+        greeting nothing can overtake the identity, and nobody needs to wait for it."""
         stream = self._channel.open()
+        understood = await self._channel.handshake(
+            fresh=fresh, along=lambda: stream.request("identity", **_identity_arguments(identity))
+        )
+        if understood:
+            self._adoption = asyncio.create_task(self._adopted(stream))
+        else:
+            stream.close()
+            await self.adopt_identity(identity)
+
+    async def _adopted(self, stream: Stream) -> None:
         try:
-            await self._channel.handshake(
-                fresh=fresh, along=lambda: stream.request("identity", **_identity_arguments(identity))
-            )
-            with suppress(GuestUnreachable):
-                await stream.answer(_ALONG_S)
-                return
+            await stream.answer(_ANSWER_S)
+        except ForkyardError as error:
+            log.error("a machine did not take its identity", error=error.message)
+            await self._channel.close()  # whoever it takes itself for, it is not talked to
         finally:
             stream.close()
-        await self.adopt_identity(identity)
 
     async def _ask(self, op: str, *, timeout_s: float = _ANSWER_S, **arguments: Any) -> dict[str, Any]:
         stream = self._channel.open()

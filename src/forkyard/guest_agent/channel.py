@@ -11,6 +11,7 @@ from collections import deque
 
 from . import frames
 from .loop import EDGE, HUP, IN, OUT, Loop, log
+from .session import acknowledgement
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -107,10 +108,13 @@ class Channel:
     def _take(self, frame: frames.Frame) -> None:
         if frame[0] == frames.HELLO:
             body = frame[3]
-            if self._session is None or self._session.hello != body:
+            known = self._session is not None and self._session.hello == body
+            if not known:
                 self._end_session()
+            self.send(frames.HELLO_ACK, 0, 0, acknowledgement(body))
+            self._write()  # at once: somebody waits for this machine to wake up
+            if not known:
                 self._session = self._new_session(self, body)
-            self._session.acknowledge()
         elif self._session is not None:
             self._session.take(frame)
 

@@ -74,15 +74,16 @@ class Identity:
 
 
 def _stir(entropy: bytes) -> None:
-    with open("/dev/urandom", "r+b", buffering=0) as device:
-        device.write(entropy)
+    device = os.open("/dev/urandom", os.O_RDWR)
+    try:
         fcntl.ioctl(device, _RNDADDENTROPY, struct.pack("ii", len(entropy) * 8, len(entropy)) + entropy)
         fcntl.ioctl(device, _RNDRESEEDCRNG)
+    finally:
+        os.close(device)
 
 
 def _set_hostname(hostname: str) -> None:
-    with open("/proc/sys/kernel/hostname", "w") as file:
-        file.write(hostname)
+    _put("/proc/sys/kernel/hostname", hostname.encode(), os.O_WRONLY)
 
 
 def _write_files(hostname: str) -> None:
@@ -90,30 +91,35 @@ def _write_files(hostname: str) -> None:
     hosts = [
         line
         for line in _read("/etc/hosts").splitlines()
-        if not (line.startswith("127.0.1.1") or (old and line.endswith(f" {old}")))
+        if not (line.startswith(b"127.0.1.1") or (old and line.endswith(b" " + old)))
     ]
-    _replace("/etc/hostname", f"{hostname}\n")
-    _replace("/etc/hosts", "\n".join([*hosts, f"127.0.1.1 {hostname}"]) + "\n")
-    _replace("/etc/machine-id", f"{os.urandom(16).hex()}\n")
+    name = hostname.encode()
+    _replace("/etc/hostname", name + b"\n")
+    _replace("/etc/hosts", b"\n".join([*hosts, b"127.0.1.1 " + name]) + b"\n")
+    _replace("/etc/machine-id", os.urandom(16).hex().encode() + b"\n")
 
 
-def _read(path: str) -> str:
+def _read(path: str) -> bytes:
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            return file.read(65536)
+        fd = os.open(path, os.O_RDONLY)
     except OSError:
-        return ""
-
-
-def _replace(path: str, text: str) -> None:
-    """In place, without truncating first: ext4 would write a file cut to nothing out to disk as it is closed."""
-    data = text.encode("utf-8", "surrogateescape")
+        return b""
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            os.write(fd, data)
-            os.ftruncate(fd, len(data))
-        finally:
-            os.close(fd)
+        return os.read(fd, 65536)
+    finally:
+        os.close(fd)
+
+
+def _replace(path: str, data: bytes) -> None:
+    try:
+        _put(path, data, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     except OSError as error:
         log(f"{path}: {error}")
+
+
+def _put(path: str, data: bytes, flags: int) -> None:
+    fd = os.open(path, flags, 0o644)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)

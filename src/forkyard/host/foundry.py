@@ -158,12 +158,17 @@ class Foundry:
     ) -> tuple[Shell, Guest]:
         shell = shell or await self.start_shell(vm_id, shape, origin.base, origin.files.ram)
         undo.push_async_callback(self.discard, shell)
+        # Before it runs: the greeting is there when it wakes up, and its port was never closed.
+        connecting = asyncio.ensure_future(
+            self._connect(
+                str(shell.vm.agent_socket), timeout_s=self._settings.create_timeout_s, fresh=True, identity=identity
+            )
+        )
+        undo.callback(connecting.cancel)
         await shell.vm.load(origin.files)
         watch.note("restored")
         await shell.vm.cont()
-        guest = await self._connect(
-            str(shell.vm.agent_socket), timeout_s=self._settings.create_timeout_s, fresh=True, identity=identity
-        )
+        guest = await connecting
         undo.push_async_callback(guest.aclose)
         watch.note("ready")
         return shell, guest

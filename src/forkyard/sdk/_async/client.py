@@ -199,7 +199,7 @@ class AsyncEvents:
         """Oldest first; `after` an event's id; at most the first `limit`, or the last `tail`."""
         found: list[EventInfo] = []
         # Only spares us the rest: a daemon that does not know it sends everything, so the end is cut here in any case.
-        short = tail if tail is not None and tail <= _MAX_TAIL else None
+        short = tail if tail is not None and tail <= _MAX_TAIL and after is None else None
         while limit is None or len(found) < limit:
             wanted = wire.PAGE_ITEMS if limit is None else min(wire.PAGE_ITEMS, limit - len(found))
             params = {"sandbox_id": sandbox_id, "after": after, "limit": short or wanted, "tail": short}

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,30 +141,34 @@ class QemuVm:
 
     async def load(self, snapshot: SnapshotFiles) -> None:
         try:
-            async with asyncio.timeout(LOAD_TIMEOUT_S):
-                mapping = asyncio.create_task(in_thread(lambda: self._map_layer(snapshot.layer)))
-                try:
-                    await self.attach_disk(snapshot.disk, "qcow2")
-                finally:
+            with self._new_disk_removed_on_failure():
+                async with asyncio.timeout(LOAD_TIMEOUT_S):
+                    mapping = asyncio.create_task(in_thread(lambda: self._map_layer(snapshot.layer)))
+                    try:
+                        await self.attach_disk(snapshot.disk, "qcow2")
+                    finally:
+                        await asyncio.wait({mapping})
                     await mapping
-                await self._load_state(snapshot.device_state)
+                    await self._load_state(snapshot.device_state)
         except (ForkyardError, OSError) as error:
-            raise await self.start_failure(error) from error
-
-    async def start_failure(self, error: Exception) -> VmStartFailed:
-        return await start_failure(self._record, error, LOAD_TIMEOUT_S)
+            raise await start_failure(self._record, error, LOAD_TIMEOUT_S) from error
 
     async def attach_disk(self, below: Path, below_format: str) -> None:
         """Give the machine its disk: `record.disk`, made over `below` if it does not exist."""
-        made = not self._record.disk.exists()
-        if made:
-            await in_thread(lambda: disks.make_overlay(self._record.disk, below, below_format, self._record))
-        try:
+        with self._new_disk_removed_on_failure():
+            if not self._record.disk.exists():
+                await in_thread(lambda: disks.make_overlay(self._record.disk, below, below_format, self._record))
             qmp = await self.connect(timeout_s=LOAD_TIMEOUT_S)
             # Sent in one go, done in this order: a round trip per command is what costs.
             await asyncio.gather(*(qmp.execute(command, **arguments) for command, arguments in disks.attach(self._top)))
+
+    @contextlib.contextmanager
+    def _new_disk_removed_on_failure(self) -> Iterator[None]:
+        existed = self._record.disk.exists()
+        try:
+            yield
         except BaseException:
-            if made:
+            if not existed:
                 self._record.disk.unlink(missing_ok=True)
             raise
 
