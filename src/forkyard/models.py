@@ -80,6 +80,12 @@ class SandboxUpdate(_Request):
     checkpoints_kept: int | None = Field(None, ge=1, le=100)
 
 
+class SandboxPause(_Request):
+    durable: bool = Field(
+        False, description="Answer when its memory is on disk, where a reboot of the host finds it; else that follows."
+    )
+
+
 class SandboxResume(_Request):
     memory: bool = Field(True, description="False boots from the disk alone; what was in memory is dropped.")
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from forkyard.control.ground import new_id
 from forkyard.control.keys import Keys
 from forkyard.control.plane import ControlPlane
-from forkyard.control.ground import new_id
 from forkyard.errors import (
     Conflict,
     ForkyardError,

@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forkyard.errors import HostFailure, IdempotencyConflict, StateConflict
+from forkyard.errors import HostFailure, IdempotencyConflict, NoCapacity, StateConflict
 from forkyard.lifecycle import TRANSITIONS, Cause, State, allowed
 from forkyard.models import Shape
 from forkyard.store import sql
 from forkyard.store.migrate import migrate
-from forkyard.store.records import IdempotencyClaim, NewSandbox, Place
+from forkyard.store.records import IdempotencyClaim, Load, NewSandbox, Place, SandboxRecord
 from forkyard.store.sql import Store
 from forkyard.store.tables import metadata
 
@@ -78,6 +81,25 @@ def test_a_database_of_a_newer_version_is_refused_with_advice(tmp_path: Path) ->
     connection.close()
     with pytest.raises(HostFailure, match="newer Forkyard"):
         migrate(database)
+
+
+async def test_a_database_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> None:
+    config = Config()
+    config.set_main_option("script_location", "forkyard.store:migrations")
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'forkyard.db'}")
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        connection.exec_driver_sql(
+            "INSERT INTO sandboxes (id, state, cause, incarnation, vcpus, memory_mib, disk_gib, labels, env,"
+            " created_at, updated_at) VALUES ('old', 'running', 'ready', 1, 1, 512, 8, '{}', '{}', '2026-01-01', '2026-01-01')"
+        )
+    engine.dispose()
+    store = await Store.open(tmp_path / "forkyard.db")
+    record = await store.sandbox("old")
+    assert record is not None
+    assert (record.persistence, record.priority, record.idle_timeout_s, record.parent_id) == ("sticky", 5, None, None)
+    await store.close()
 
 
 async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
@@ -154,6 +176,60 @@ async def test_of_many_racing_transitions_exactly_one_wins(store: Store) -> None
     assert record is not None
     assert record.state is targets[won.index(True)]
     assert [event.kind for event in await store.list_events()] == ["sandbox.creating", f"sandbox.{record.state}"]
+
+
+async def test_the_next_incarnation_comes_with_the_transition_that_makes_it(store: Store) -> None:
+    await store.add_sandbox(new("a"))
+    await _to(store, "a", State.CREATING, State.RUNNING)
+    await _to(store, "a", State.RUNNING, State.RESUMING)
+    assert await store.transition(
+        "a",
+        1,
+        State.RESUMING,
+        State.RUNNING,
+        Cause.WOKEN,
+        next_incarnation=2,
+        shape=Shape(vcpus=2),
+        snapshot_id="sc-1",
+    )
+    record = await store.sandbox("a")
+    assert record is not None
+    assert (record.incarnation, record.shape.vcpus, record.snapshot_id) == (2, 2, "sc-1")
+    assert not await store.transition("a", 1, State.RUNNING, State.FAILED, Cause.VM_CRASHED), (
+        "a late word of the old one"
+    )
+
+
+async def test_a_failed_sandbox_that_is_started_has_not_ended(store: Store) -> None:
+    await store.add_sandbox(new("a"))
+    await _to(store, "a", State.CREATING, State.FAILED)
+    await _to(store, "a", State.FAILED, State.STARTING)
+    record = await store.sandbox("a")
+    assert record is not None
+    assert record.ended_at is None
+
+
+async def test_who_is_not_admitted_leaves_no_row_and_no_event(store: Store) -> None:
+    seen: list[Load] = []
+
+    def admit(load: Load) -> None:
+        seen.append(load)
+        if load.key_running >= 1:
+            raise NoCapacity("full")
+
+    mine = [replace(new(name), key_id="k") for name in ("a", "b")]
+    added = await store.add_sandboxes(mine, admit=admit)
+    assert [type(item) for item in added] == [SandboxRecord, NoCapacity]
+    with pytest.raises(NoCapacity):
+        await store.add_sandbox(mine[1], admit=admit)
+    assert await store.sandbox("b") is None
+    assert len(await store.list_events()) == 1
+    assert (seen[1].memory_mib, seen[1].key_running, seen[1].key_memory_mib, seen[1].key_creates) == (512, 1, 512, 1)
+    await _to(store, "a", State.CREATING, State.RUNNING)
+    await _to(store, "a", State.RUNNING, State.PAUSING)
+    await _to(store, "a", State.PAUSING, State.PAUSED)
+    assert await store.transition("a", 1, State.PAUSED, State.RESUMING, Cause.WOKEN, admit=seen.append)
+    assert (seen[-1].memory_mib, seen[-1].key_running) == (0, 0), "itself is not counted"
 
 
 async def test_a_sandbox_ends_once(store: Store) -> None:
@@ -322,6 +398,16 @@ async def test_events_are_read_after_an_id_and_for_one_sandbox(store: Store) -> 
     assert await store.list_events(after=everything[0].id) == everything[1:]
     assert [event.kind for event in await store.list_events(sandbox_id="a")] == ["sandbox.creating", "sandbox.running"]
     assert await store.last_event_id() == everything[-1].id
+
+
+async def test_the_newest_events_are_found_from_the_end(store: Store) -> None:
+    await store.add_sandbox(new("a"))
+    for number in range(5):
+        await store.add_event("test.tick", data={"n": number})
+    after = await store.event_before_newest(2)
+    assert [event.data["n"] for event in await store.list_events(after=after)] == [3, 4]
+    assert await store.event_before_newest(100) == 0
+    assert await store.event_before_newest(1, sandbox_id="a") == 0
 
 
 async def test_the_last_key_cannot_be_removed(store: Store) -> None:

@@ -136,9 +136,13 @@ async def start(vm: QemuVm, name: str, program: str, *arguments: object) -> None
     """Run a Python program in the guest, in the background."""
     encoded = base64.b64encode(program.encode()).decode()
     words = " ".join(map(str, arguments))
-    await ask(
-        vm, f"echo {encoded} | base64 -d > /run/{name}; python3 /run/{name} {words} > /run/{name}.log 2>&1 & true"
-    )
+    await ask(vm, f"echo {encoded} | base64 -d > /run/{name}")
+    await ask(vm, f"python3 /run/{name} {words} > /run/{name}.log 2>&1 & echo $! > /run/{name}.pid")
+
+
+async def runs(vm: QemuVm, name: str) -> bool:
+    """Whether a program that was started goes on, and has had nothing to complain of."""
+    return await ask(vm, f"kill -0 $(cat /run/{name}.pid) && cat /run/{name}.log") == ""
 
 
 async def tell(vm: QemuVm, command: str) -> None:

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 @click.command("pause", cls=Verb)
 @click.argument("sandbox_id", metavar="ID")
+@click.option("--durable", is_flag=True, help="Return when its memory is on disk.")
 @pass_app
-def pause_command(app: App, sandbox_id: str) -> None:
+def pause_command(app: App, sandbox_id: str, durable: bool) -> None:
     """Put a sandbox to sleep. It goes on where it was with `resume`, or when it is next used."""
     with app.client() as client:
-        _show(app, find_sandbox(client, sandbox_id).pause())
+        _show(app, find_sandbox(client, sandbox_id).pause(durable=durable))
 
 
 @click.command("resume", cls=Verb)

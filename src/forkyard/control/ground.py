@@ -76,6 +76,9 @@ class Ground:
         now = await self.record(record.id)
         if not moved:
             raise refusal(now, "it changed meanwhile")
+        if now.incarnation != record.incarnation:
+            # Kept until now, so that there was a way back. From here on the record leads to the new machine.
+            await self.destroy_quietly(machine(record))
         return now
 
     async def move_back(self, record: SandboxRecord, to: State, cause: Cause, error: BaseException) -> None:

@@ -39,12 +39,21 @@ class Sleep:
     # ── pause ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def pause(
-        self, sandbox_id: str, cause: Cause = Cause.PAUSED_BY_USER, *, if_idle_for_s: float | None = None
+        self,
+        sandbox_id: str,
+        cause: Cause = Cause.PAUSED_BY_USER,
+        *,
+        if_idle_for_s: float | None = None,
+        durable: bool = False,
     ) -> SandboxInfo:
         """Pausing what is paused is fine. An ephemeral sandbox is deleted instead. `if_idle_for_s`: only if it has
-        not been used for so long when its turn comes."""
+        not been used for so long when its turn comes. `durable`: its memory is on disk when this returns; if it cannot
+        be put there the sandbox is paused all the same."""
         work = partial(self._pause, sandbox_id, cause, if_idle_for_s)
-        return sandbox_info(await self._ground.turns.run(sandbox_id, "pause", work))
+        paused = sandbox_info(await self._ground.turns.run(sandbox_id, "pause", work))
+        if durable and paused.state is State.PAUSED:
+            await self._ground.turns.run(sandbox_id, "cool", partial(self._cool, sandbox_id))
+        return paused
 
     async def _pause(self, sandbox_id: str, cause: Cause, if_idle_for_s: float | None) -> SandboxRecord:
         ground = self._ground

@@ -7,9 +7,9 @@ Owns: one task that looks at every living sandbox once a second, and starts what
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from functools import partial
 
 import structlog
 
@@ -29,6 +29,8 @@ TICK_S = 1.0
 PERSIST_EVERY = timedelta(seconds=30)
 #: A sleeper that could not be moved to disk is left alone for this long.
 COOL_RETRY_S = 30.0
+
+Work = Callable[[], Awaitable[None]]
 
 
 class Upkeep:
@@ -75,30 +77,30 @@ class Upkeep:
         while self._jobs:
             await asyncio.wait(list(self._jobs.values()))
 
-    def _begin(self, sandbox_id: str, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, sandbox_id: str, work: Work) -> None:
         job = asyncio.create_task(self._job(sandbox_id, work), name=f"upkeep {sandbox_id}")
         self._jobs[sandbox_id] = job
         job.add_done_callback(lambda _: self._jobs.pop(sandbox_id, None))
 
-    async def _job(self, sandbox_id: str, work: Coroutine[Any, Any, None]) -> None:
+    async def _job(self, sandbox_id: str, work: Work) -> None:
         try:
-            await work
+            await work()
         except ForkyardError as error:
             log.warning("upkeep of a sandbox failed", sandbox=sandbox_id, error=error.message)
         except Exception:
             log.exception("upkeep of a sandbox failed", sandbox=sandbox_id)
 
-    def _due(self, record: SandboxRecord) -> Coroutine[Any, Any, None] | None:
+    def _due(self, record: SandboxRecord) -> Work | None:
         if record.expires_at is not None and record.expires_at <= datetime.now(UTC):
-            return self._removal.delete(record.id, Cause.TTL, f"its ttl of {record.ttl_s:g} s has passed")
+            return partial(self._removal.delete, record.id, Cause.TTL, f"its ttl of {record.ttl_s:g} s has passed")
         if record.persistence == "ephemeral" and record.state in (State.PAUSED, State.STOPPED):
-            return self._removal.delete(record.id, Cause.EPHEMERAL, f"it is ephemeral, and {record.state}")
+            return partial(self._removal.delete, record.id, Cause.EPHEMERAL, f"it is ephemeral, and {record.state}")
         if record.state is State.RUNNING:
-            return self._look_after(record)
+            return partial(self._look_after, record)
         hot = self._ground.hot.get(record.id)
         now = self._ground.activity.clock()
         if record.state is State.PAUSED and hot is not None and now - hot.since >= self._ground.limits.cool_after_s:
-            return self._cool(record.id, hot)
+            return partial(self._cool, record.id, hot)
         return None
 
     async def _look_after(self, record: SandboxRecord) -> None:
@@ -127,6 +129,6 @@ class Upkeep:
         """Only if something can have changed since the last one."""
         await self._idle.look(record)
         now = self._ground.activity.clock()
-        if self._ground.activity.idle_s(record.id) < now - self._checkpointed[record.id]:
+        if self._ground.activity.idle_s(record.id) <= now - self._checkpointed[record.id]:
             self._checkpointed[record.id] = now
             await self._snapshots.checkpoint(record.id)

@@ -19,6 +19,7 @@ from forkyard.errors import (
     SandboxEnded,
     SandboxNotFound,
     SnapshotCorrupt,
+    SnapshotFailed,
     SnapshotNotFound,
     StateConflict,
 )
@@ -26,6 +27,7 @@ from forkyard.models import (
     ForkResult,
     SandboxFork,
     SandboxInfo,
+    SandboxPause,
     SandboxResize,
     SandboxResume,
     SandboxRollback,
@@ -62,11 +64,20 @@ async def fork(
     return answer(await control.forks.fork(sandbox_id, body, api_key_id=key_id), 201)
 
 
-@router.post("/pause", response_model=SandboxInfo, summary="Pause a sandbox", responses=_SHOWN)
-async def pause(sandbox_id: str, control: Control) -> Response:
+@router.post(
+    "/pause",
+    response_model=SandboxInfo,
+    summary="Pause a sandbox",
+    responses=documented(SnapshotFailed, NoCapacity) | _SHOWN,
+)
+async def pause(
+    sandbox_id: str,
+    control: Control,
+    body: Annotated[SandboxPause, Body(examples=[{"durable": False}])] = SandboxPause(),  # noqa: B008
+) -> Response:
     """It keeps its memory and uses no processor; any call wakes it. Pausing a paused one is fine. An ephemeral one is
     deleted."""
-    return answer(await control.sleep.pause(sandbox_id))
+    return answer(await control.sleep.pause(sandbox_id, durable=body.durable))
 
 
 @router.post(

@@ -160,9 +160,13 @@ class AsyncSandbox:
 
     # ── states ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def pause(self) -> SandboxInfo:
-        """Put it to sleep. Processes stand still, and go on at `resume`, or when it is next used. Streams stay open."""
-        return await self._change("POST", "/pause")
+    async def pause(self, *, durable: bool = False) -> SandboxInfo:
+        """Put it to sleep. Processes stand still, and go on at `resume`, or when it is next used. Streams stay open.
+
+        Its memory moves to disk after a while, where it costs nothing and survives a reboot of the host; with `durable`
+        it is there when this returns.
+        """
+        return await self._change("POST", "/pause", {"durable": True} if durable else {})
 
     async def resume(self, *, memory: bool = True) -> SandboxInfo:
         """Let it go on where it was. `memory=False` boots from its disk instead; what was in memory is dropped."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forkyard.errors import ForkyardError, HostFailure, SnapshotFailed, VmCrashed
+from forkyard.errors import ForkyardError, SnapshotFailed, VmCrashed
 from forkyard.vmm.base import Captured, CaptureTarget, VmRecord
 from forkyard.vmm.qemu import disks
 from forkyard.vmm.qemu.disks import Top

@@ -105,6 +105,10 @@ class Process:
     def ended(self) -> bool:
         return self._ended.done()
 
+    @property
+    def watched(self) -> bool:
+        return self._pidfd is not None
+
     async def wait(self) -> Status:
         return await asyncio.shield(self._ended)
 

@@ -6,8 +6,6 @@ Owns: one connection per request, so that nothing need survive a restart of the 
 from __future__ import annotations
 
 import array
-import contextlib
-import errno
 import os
 import socket
 import struct

@@ -250,7 +250,7 @@ class QemuVm:
 
     async def kill(self) -> None:
         self._killed = True
-        if not self._process.ended:
+        if self._process.watched:
             self._process.kill()
             try:
                 async with asyncio.timeout(KILL_TIMEOUT_S):
