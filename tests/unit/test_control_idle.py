@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forkyard.control.plane import ControlPlane
-from forkyard.errors import GuestUnreachable, SandboxEnded, SnapshotCorrupt, SnapshotFailed, StateConflict
+from forkyard.errors import GuestUnreachable, HostFailure, SandboxEnded, SnapshotCorrupt, SnapshotFailed, StateConflict
 from forkyard.guest.base import ExecSpec, Exit, Output
 from forkyard.hosts.base import Incarnation
 from forkyard.hosts.memory import MemoryHost, Power
@@ -406,6 +406,20 @@ async def test_a_ttl_deletes_whatever_its_state(
     now = await control.sandboxes.get(info.id)
     assert (now.state, now.cause) == (State.DELETED, Cause.TTL)
     assert host.world.machines == {}
+
+
+async def test_a_delete_that_failed_is_tried_again(control: ControlPlane, host: MemoryHost, clock: Clock) -> None:
+    info = await made(control, persistence="ephemeral", idle_timeout_s=10)
+    host.faults = FaultPlan(fail={"destroy": HostFailure("it does not go away")})
+    await after(control, clock, 10)
+    await after(control, clock, 0)
+    assert await state(control, info.id) is State.DELETING
+    host.faults = FaultPlan()
+    await after(control, clock, 29)
+    assert await state(control, info.id) is State.DELETING
+    await after(control, clock, 1)
+    now = await control.sandboxes.get(info.id)
+    assert (now.state, now.cause) == (State.DELETED, Cause.EPHEMERAL)
 
 
 async def test_a_sleeper_is_moved_to_disk_after_a_while(control: ControlPlane, host: MemoryHost, clock: Clock) -> None:

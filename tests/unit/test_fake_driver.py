@@ -9,7 +9,7 @@ import pytest
 
 from forkyard.errors import VmStartFailed
 from forkyard.models import Shape
-from forkyard.vmm.base import BootSource, ExitKind, FaultPlan, SnapshotFiles, VmRecord
+from forkyard.vmm.base import BootSource, CaptureTarget, ExitKind, FaultPlan, SnapshotFiles, VmRecord
 from forkyard.vmm.fake import FakeDriver, FakeVm, FakeWorld
 
 pytestmark = pytest.mark.anyio
@@ -21,7 +21,7 @@ def anyio_backend() -> str:
 
 
 def record(tmp_path: Path, name: str = "s1-1") -> VmRecord:
-    return VmRecord(name, tmp_path / name, 660000, Shape())
+    return VmRecord(name, tmp_path / name, 660000, Shape(), tmp_path / name / "disk.qcow2")
 
 
 async def booted(driver: FakeDriver, tmp_path: Path, name: str = "s1-1") -> FakeVm:
@@ -35,12 +35,29 @@ async def test_a_snapshot_of_a_booted_vm_is_restored(tmp_path: Path) -> None:
     await template.stop()
     await template.save(tmp_path / "state")
     await template.kill()
-    snapshot = SnapshotFiles(tmp_path / "ram", tmp_path / "state", template.record.dir / "disk.qcow2")
+    snapshot = SnapshotFiles(tmp_path / "ram", tmp_path / "state", template.disk)
     vm = await driver.restore(record(tmp_path), snapshot)
     assert not driver.world.processes["s1-1"].cpus_running
     await vm.cont()
     assert driver.world.processes["s1-1"].cpus_running
     assert "console" in await driver.console(vm.record, 100)
+
+
+async def test_a_captured_vm_goes_on_with_a_new_disk_and_becomes_others(tmp_path: Path) -> None:
+    driver = FakeDriver()
+    parent = await booted(driver, tmp_path)
+    await parent.cont()
+    target = CaptureTarget(tmp_path / "layer", tmp_path / "state", tmp_path / "next.qcow2")
+    captured = await parent.capture(target, keep_running=True)
+    assert captured.disk == parent.record.disk
+    assert parent.disk == target.next_disk
+    assert driver.world.processes["s1-1"].cpus_running
+    child = await driver.shell(record(tmp_path, "s2-1"), tmp_path / "ram")
+    await child.load(SnapshotFiles(tmp_path / "ram", target.device_state, captured.disk, target.layer))
+    assert child.disk.exists()
+    await parent.capture(CaptureTarget(tmp_path / "layer2", tmp_path / "state2", None), keep_running=False)
+    assert parent.disk == target.next_disk
+    assert not driver.world.processes["s1-1"].cpus_running
 
 
 async def test_a_snapshot_with_a_file_missing_does_not_restore(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from forkyard.vmm.base import ExitKind
+from forkyard.vmm.qemu.cmdline import name
 from forkyard.vmm.qemu.native import Native, ensure_native
 from forkyard.vmm.qemu.probe import one_file_initramfs
 from forkyard.vmm.qemu.process import Confinement, Process, Status, is_vm, jail_argv, kill_now, spawn
@@ -170,15 +171,16 @@ def test_killing_waits_for_the_end_and_tolerates_none(tmp_path: Path) -> None:
     kill_now(pid, timeout_s=10)
 
 
-def test_a_vm_is_known_by_its_disk(tmp_path: Path) -> None:
-    argv = ["/bin/sh", "-c", "echo up; read x", "-", f"file={tmp_path}/a/disk.qcow2,if=none"]
+def test_a_vm_is_known_by_its_name() -> None:
+    argv = ["/bin/sh", "-c", "echo up; read x", "-", *name(Path("/v/a,b"))]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        assert is_vm(other.pid, tmp_path / "a")
-        assert not is_vm(other.pid, tmp_path / "b")
+        assert is_vm(other.pid, name(Path("/v/a,b")))
+        assert not is_vm(other.pid, name(Path("/v/a")))
+        assert not is_vm(other.pid, name(Path("/v/a,b/c")))
         other.kill()
-    assert not is_vm(other.pid, tmp_path / "a")
+    assert not is_vm(other.pid, name(Path("/v/a,b")))
 
 
 @pytest.mark.parametrize(

@@ -54,14 +54,13 @@ class ControlPlane:
         self.stop_requested = asyncio.Event()
         self.stop_destroys = False
         self._reconciler = Reconciler(self.ground)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._watcher: asyncio.Task[None] | None = None
+        self._upkeep: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         summary = await self._reconciler.recover()
-        self._tasks = [
-            asyncio.create_task(self._reconciler.watch(), name="watch ended machines"),
-            asyncio.create_task(self.upkeep.run(), name="upkeep"),
-        ]
+        self._watcher = asyncio.create_task(self._reconciler.watch(), name="watch ended machines")
+        self._upkeep = asyncio.create_task(self.upkeep.run(), name="upkeep")
         for sandbox_id in summary.to_wake:
             self.ground.turns.keep(asyncio.create_task(self._wake(sandbox_id), name=f"wake {sandbox_id}"))
         await self.events.publish(
@@ -89,13 +88,18 @@ class ControlPlane:
     async def stop(self, *, destroy: bool = False) -> None:
         """Leaves machines running, unless `destroy`: then every sandbox is deleted."""
         self.ready.clear()
+        await _cancelled(self._upkeep)
         await self.upkeep.stop()
         await self.ground.turns.settle(SETTLE_S)
         if destroy:
             await self.removal.delete_all()
-        for task in self._tasks:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await _cancelled(self._watcher)
         await self.events.publish("daemon.stopped")
         await self.host.stop(destroy=destroy)
+
+
+async def _cancelled(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

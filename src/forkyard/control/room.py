@@ -19,8 +19,8 @@ from forkyard.lifecycle import State
 
 log = structlog.get_logger(__name__)
 
-#: What a new machine writes in its first minutes; more is found out when it is written.
-MACHINE_BYTES = 64 * 2**20
+#: What a new machine writes at first: it shares the blocks of its parent until it changes them.
+MACHINE_BYTES = 16 * 2**20
 MIB = 2**20
 
 T = TypeVar("T")

@@ -29,6 +29,8 @@ TICK_S = 1.0
 PERSIST_EVERY = timedelta(seconds=30)
 #: A sleeper that could not be moved to disk is left alone for this long.
 COOL_RETRY_S = 30.0
+#: A delete that failed is tried again this often: whoever asked for it may be gone.
+DELETE_RETRY_S = 30.0
 
 Work = Callable[[], Awaitable[None]]
 
@@ -42,6 +44,7 @@ class Upkeep:
         self._idle = Idle(ground)
         self._jobs: dict[str, asyncio.Task[None]] = {}
         self._checkpointed: dict[str, float] = {}  # when its newest checkpoint began
+        self._seen_deleting: dict[str, float] = {}
 
     async def run(self) -> None:
         while True:
@@ -59,13 +62,13 @@ class Upkeep:
 
     async def tick(self) -> None:
         """Look at all; what takes time goes on after this returns (`settle` waits for it)."""
-        gone = (State.DELETING, State.DELETED)
-        records = await self._ground.store.list_sandboxes(states=[state for state in State if state not in gone])
+        records = await self._ground.store.list_unfinished()
         known = {record.id for record in records}
         self._ground.activity.keep_only(known)
         self._idle.keep_only(known)
-        for sandbox_id in self._checkpointed.keys() - known:
-            del self._checkpointed[sandbox_id]
+        for times in (self._checkpointed, self._seen_deleting):
+            for sandbox_id in times.keys() - known:
+                del times[sandbox_id]
         for record in records:
             if record.id not in self._jobs:
                 work = self._due(record)
@@ -91,6 +94,9 @@ class Upkeep:
             log.exception("upkeep of a sandbox failed", sandbox=sandbox_id)
 
     def _due(self, record: SandboxRecord) -> Work | None:
+        now = self._ground.activity.clock()
+        if record.state is State.DELETING:
+            return partial(self._delete_again, record) if self._delete_is_stuck(record, now) else None
         if record.expires_at is not None and record.expires_at <= datetime.now(UTC):
             return partial(self._removal.delete, record.id, Cause.TTL, f"its ttl of {record.ttl_s:g} s has passed")
         if record.persistence == "ephemeral" and record.state in (State.PAUSED, State.STOPPED):
@@ -98,10 +104,18 @@ class Upkeep:
         if record.state is State.RUNNING:
             return partial(self._look_after, record)
         hot = self._ground.hot.get(record.id)
-        now = self._ground.activity.clock()
         if record.state is State.PAUSED and hot is not None and now - hot.since >= self._ground.limits.cool_after_s:
             return partial(self._cool, record.id, hot)
         return None
+
+    def _delete_is_stuck(self, record: SandboxRecord, now: float) -> bool:
+        if self._ground.turns.busy(record.id):
+            return False
+        return now - self._seen_deleting.setdefault(record.id, now) >= DELETE_RETRY_S
+
+    async def _delete_again(self, record: SandboxRecord) -> None:
+        self._seen_deleting[record.id] = self._ground.activity.clock()
+        await self._removal.delete(record.id)
 
     async def _look_after(self, record: SandboxRecord) -> None:
         if await self._idle.is_due(record):

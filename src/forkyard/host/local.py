@@ -137,6 +137,7 @@ class LocalHost:
 
     async def stop(self, *, destroy: bool = False) -> None:
         await self._pool.stop()
+        await self._collect_disks()
         if destroy:
             for incarnation in [*self._machines, *self._resting]:
                 await self.destroy(incarnation)

@@ -188,6 +188,14 @@ class Store(SnapshotQueries):
             )
         return await self._read(lambda connection: [_sandbox(row) for row in connection.execute(query).mappings()])
 
+    async def list_unfinished(self) -> list[SandboxRecord]:
+        """Those that time can do something to: not what is deleted, nor what has failed and has no ttl."""
+        table = sandboxes.c
+        states = [state for state in State if state not in ENDED]
+        failed = sa.and_(table.state == State.FAILED, table.expires_at.is_not(None))
+        query = sandboxes.select().where(sa.or_(table.state.in_(states), failed))
+        return await self._read(lambda connection: [_sandbox(row) for row in connection.execute(query).mappings()])
+
     async def count_sandboxes(self, state: State) -> int:
         query = sa.select(sa.func.count()).select_from(sandboxes).where(sandboxes.c.state == state)
         return await self._read(lambda connection: connection.execute(query).scalar_one())

@@ -8,8 +8,8 @@ made, nearly empty.
     driver = FakeDriver(world, FaultPlan(delay_s={"restore": 0.1}, fail={"save": VmStartFailed("no room")}))
     world.panic("sandbox-1")             # the machine ends as if its kernel had panicked
 
-Steps that a `FaultPlan` can name: boot, restore, adopt, reclaim, cont, stop, save, kill, usage. `driver.faults` may be
-replaced at any time.
+Steps that a `FaultPlan` can name: boot, shell, load (both are `restore` too), adopt, reclaim, cont, stop, save, capture,
+kill, usage. `driver.faults` may be replaced at any time.
 """
 
 from __future__ import annotations
@@ -22,13 +22,26 @@ from typing import TYPE_CHECKING
 
 from forkyard.errors import VmStartFailed
 from forkyard.models import Check
-from forkyard.vmm.base import BootSource, Driver, ExitKind, FaultPlan, SnapshotFiles, VmExit, VmRecord, VmUsage
+from forkyard.vmm.base import (
+    BootSource,
+    Captured,
+    CaptureTarget,
+    Driver,
+    ExitKind,
+    FaultPlan,
+    SnapshotFiles,
+    Start,
+    VmExit,
+    VmRecord,
+    VmUsage,
+)
 
 
 @dataclass
 class FakeProcess:
     record: VmRecord
     pid: int
+    disk: Path
     cpus_running: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     exit: VmExit | None = None
@@ -49,7 +62,7 @@ class FakeWorld:
     def spawn(self, record: VmRecord) -> FakeProcess:
         if self.alive(record.vm_id) is not None:
             raise VmStartFailed(f"VM {record.vm_id} runs already")
-        process = FakeProcess(record, next(self._pids))
+        process = FakeProcess(record, next(self._pids), record.disk)
         self.processes[record.vm_id] = process
         return process
 
@@ -93,6 +106,28 @@ class FakeVm:
     @property
     def console_log(self) -> Path:
         return self.record.dir / "console.log"
+
+    @property
+    def disk(self) -> Path:
+        return self._process.disk
+
+    async def load(self, snapshot: SnapshotFiles) -> None:
+        await self._driver.step("load")
+        for file in (snapshot.ram, snapshot.device_state, snapshot.disk, snapshot.layer):
+            if file is not None and not file.exists():
+                raise VmStartFailed(f"the snapshot has no {file.name} ({file})")
+        _make_disk(self.disk)
+
+    async def capture(self, target: CaptureTarget, *, keep_running: bool) -> Captured:
+        await self._driver.step("capture")
+        before = self._process.disk
+        _touch(target.layer, b"\0" * 4096)
+        _touch(target.device_state, b"fake device state")
+        if target.next_disk is not None:
+            _make_disk(target.next_disk)
+            self._process.disk = target.next_disk
+        self._process.cpus_running = self._process.cpus_running and keep_running
+        return Captured(paused_ms=1.0, layer_bytes=4096, disk=before)
 
     async def cont(self) -> None:
         await self._driver.step("cont")
@@ -143,23 +178,32 @@ class FakeDriver:
         if name in self.faults.fail:
             raise self.faults.fail[name]
 
-    async def boot(self, record: VmRecord, source: BootSource, ram: Path) -> FakeVm:  # noqa: ARG002
+    async def boot(self, record: VmRecord, source: BootSource, ram: Path, *, template: bool = True) -> FakeVm:  # noqa: ARG002
         await self.step("boot")
-        _touch(ram, b"\0" * 4096)
+        if template or not ram.exists():
+            _touch(ram, b"\0" * 4096)
         vm = self._spawn(record)
-        self.world.processes[record.vm_id].cpus_running = True
+        _make_disk(record.disk)
         return vm
+
+    async def shell(self, record: VmRecord, ram: Path) -> FakeVm:
+        await self.step("shell")
+        if not ram.exists():
+            raise VmStartFailed(f"there is no RAM file {ram}")
+        return self._spawn(record)
 
     async def restore(self, record: VmRecord, snapshot: SnapshotFiles) -> FakeVm:
         await self.step("restore")
-        for file in (snapshot.ram, snapshot.device_state, snapshot.disk):
-            if not file.exists():
-                raise VmStartFailed(f"the snapshot has no {file.name} ({file})")
-        return self._spawn(record)
+        vm = await self.shell(record, snapshot.ram)
+        try:
+            await vm.load(snapshot)
+        except BaseException:
+            await self.reclaim(record)
+            raise
+        return vm
 
     def _spawn(self, record: VmRecord) -> FakeVm:
         record.dir.mkdir(parents=True, exist_ok=True)
-        _touch(record.dir / "disk.qcow2", b"fake disk")
         vm = FakeVm(self, self.world.spawn(record))
         _touch(vm.console_log, b"fake console\n")
         return vm
@@ -189,12 +233,17 @@ class FakeDriver:
             )
         ]
 
-    async def start_idle_ms(self, scratch: Path) -> float:  # noqa: ARG002
-        return 0.0
+    async def start_idle_ms(self, scratch: Path) -> Start:  # noqa: ARG002
+        return Start(greeting_ms=0.0, answer_ms=0.0)
 
 
 if TYPE_CHECKING:
     _driver: Driver = FakeDriver()
+
+
+def _make_disk(path: Path) -> None:
+    if not path.exists():
+        _touch(path, b"fake disk")
 
 
 def _touch(path: Path, content: bytes) -> None:

@@ -20,6 +20,7 @@ import os
 import select
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,28 +103,31 @@ class Capture:
     live: bool
 
     async def run(self, *, was_running: bool, keep_running: bool) -> Captured:
-        async with contextlib.AsyncExitStack() as undo:
-            undo.callback(self.target.layer.unlink, missing_ok=True)
-            undo.callback(self.target.device_state.unlink, missing_ok=True)
-            with contextlib.ExitStack() as opened:
-                state = await in_thread(lambda: _new_file(self.target.device_state))
-                opened.callback(os.close, state)
-                memory_bytes = self.record.shape.memory_mib << 20
-                copier = await in_thread(
-                    lambda: Copier(self.pid, memory_bytes, self.target.layer, self.shim, live=self.live)
-                )
-                opened.callback(copier.close)
-                disk = self.top.path
-                copying = asyncio.create_task(in_thread(lambda: copier.ahead(disk)))
-                try:
-                    async with self._next_top() as next_top:
-                        await copying
-                        paused_ms = await to_the_end(
-                            self._pause(copier, state, next_top, was_running=was_running, keep_running=keep_running)
-                        )
-                finally:
-                    await asyncio.gather(copying, return_exceptions=True)
-                layer_bytes = await in_thread(copier.seal)
+        disk, target = self.top.path, self.target
+        memory_bytes = self.record.shape.memory_mib << 20
+        for path in (target.layer, target.device_state):
+            if path.exists():
+                raise SnapshotFailed(f"{path} is in the way of a capture; captures never overwrite")
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as opened:
+            undo.callback(target.layer.unlink, missing_ok=True)
+            undo.callback(target.device_state.unlink, missing_ok=True)
+            # A thread of its own: in the pause, nobody must wait for one to become free.
+            thread = opened.enter_context(ThreadPoolExecutor(1, "capture"))
+            state = await in_thread(lambda: _new_file(target.device_state), thread)
+            opened.callback(os.close, state)
+            copier = await in_thread(
+                lambda: Copier(self.pid, memory_bytes, target.layer, self.shim, live=self.live), thread
+            )
+            opened.callback(copier.close)
+            copying = asyncio.create_task(in_thread(lambda: copier.ahead(disk), thread))
+            try:
+                async with self._next_top() as next_top:
+                    await copying
+                    pausing = self._pause(thread, copier, state, next_top, was_running, keep_running)
+                    paused_ms = await to_the_end(pausing)
+            finally:
+                await asyncio.gather(copying, return_exceptions=True)
+            layer_bytes = await in_thread(copier.seal, thread)
             undo.pop_all()
         return Captured(paused_ms if was_running else 0.0, layer_bytes, disk)
 
@@ -146,11 +150,17 @@ class Capture:
                 path.unlink(missing_ok=True)
 
     async def _pause(
-        self, copier: Copier, state: int, next_top: Top | None, *, was_running: bool, keep_running: bool
+        self,
+        thread: Executor,
+        copier: Copier,
+        state: int,
+        next_top: Top | None,
+        was_running: bool,
+        keep_running: bool,
     ) -> float:
         disk = self.top.path
         with contextlib.closing(_StatePipe(self.record)) as pipe:
-            finishing = asyncio.create_task(asyncio.to_thread(_finish, pipe, copier, state))
+            finishing = asyncio.get_running_loop().run_in_executor(thread, _finish, pipe, copier, state)
             started = time.perf_counter()
             # Each batch is sent in one go: a round trip per command is what costs.
             # Not live: that would also give up the disk, which is sealed next.
@@ -171,16 +181,12 @@ class Capture:
                     raise outcome
             if outcomes[-1]["status"] not in ("paused", "prelaunch"):
                 raise VmCrashed(f"the guest of VM {self.record.vm_id} ended while it was captured")
+            sealed = self._seal(next_top)
             resumed = self._resume(was_running and keep_running)
-            if next_top is not None:
-                sealing = self._execute("blockdev-snapshot", node=self.top.node, overlay=next_top.node)
-                # The VM goes on even if the disk could not be sealed.
-                outcomes = await asyncio.gather(sealing, resumed, return_exceptions=True)
-                if isinstance(outcomes[0], BaseException):
-                    raise outcomes[0]
-                self.top = next_top
-            else:
-                await resumed
+            # The VM goes on even if its disk could not be sealed.
+            for failure in await asyncio.gather(sealed, resumed, return_exceptions=True):
+                if failure is not None:
+                    raise failure
         except BaseException:
             with contextlib.suppress(ForkyardError):
                 await self._resume(was_running)
@@ -192,6 +198,11 @@ class Capture:
 
     async def _execute(self, command: str, **arguments: Any) -> Any:
         return await self.qmp.execute(command, **arguments)
+
+    async def _seal(self, next_top: Top | None) -> None:
+        if next_top is not None:
+            await self._execute("blockdev-snapshot", node=self.top.node, overlay=next_top.node)
+            self.top = next_top
 
     async def _resume(self, wanted: bool) -> None:
         if wanted:

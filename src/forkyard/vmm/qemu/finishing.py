@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -24,6 +25,10 @@ async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-async def in_thread(work: Callable[[], T]) -> T:
+async def in_thread(work: Callable[[], T], executor: Executor | None = None) -> T:
     """Run blocking work in a thread. A thread cannot be cancelled: so, to the end."""
-    return await to_the_end(asyncio.to_thread(work))
+
+    async def run() -> T:
+        return await asyncio.get_running_loop().run_in_executor(executor, work)
+
+    return await to_the_end(run())

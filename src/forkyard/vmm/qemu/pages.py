@@ -64,12 +64,12 @@ def find_ram(maps: str, size_bytes: int, template: Path) -> Ram:
     pieces: dict[int, list[tuple[int, int, str]]] = {}
     for line in maps.splitlines():
         fields = line.split(maxsplit=5)
-        if len(fields) < 6 or fields[1] != "rw-p":
+        if len(fields) < 6 or fields[1] != "rw-p" or fields[4] == "0":
             continue
         start, end = (int(word, 16) for word in fields[0].split("-"))
         pieces.setdefault(start - int(fields[2], 16), []).append((start, end, fields[5].removesuffix(" (deleted)")))
     for address, found in pieces.items():
-        if sum(end - start for start, end, _ in found) == size_bytes:
+        if found[0][0] == address and sum(end - start for start, end, _ in found) == size_bytes:
             layered = [(start, end) for start, end, path in found if path != str(template)]
             return Ram(address, size_bytes, tuple(merge(layered)))
     raise HostFailure(

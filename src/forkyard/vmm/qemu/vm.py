@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from forkyard.errors import ForkyardError, HostFailure, VmCrashed, VmStartFailed
+from forkyard.errors import ForkyardError, HostFailure, SnapshotFailed, VmCrashed, VmStartFailed
 from forkyard.vmm.base import Captured, CaptureTarget, ExitKind, SnapshotFiles, VmExit, VmRecord, VmUsage
 from forkyard.vmm.qemu import disks, pages
 from forkyard.vmm.qemu.capture import Capture
@@ -220,6 +220,8 @@ class QemuVm:
                 captured = await capture.run(was_running=status == "running", keep_running=keep_running)
                 asked_before = asked_before or not keep_running
                 return captured
+            except OSError as error:
+                raise SnapshotFailed(f"VM {self._record.vm_id} could not be captured: {error}") from error
             finally:
                 self._top = capture.top
                 self._stop_asked = asked_before
