@@ -43,26 +43,27 @@ with Forkyard() as fy:
     step("upload 32 MB", lambda: sbx.files.write("/root/blob", bytes(32_000_000)), lambda _: "/root/blob")
     step("checksum it inside", lambda: sbx.exec("sha256sum blob | cut -c1-16"), out)
     step("a failing command is data", lambda: sbx.exec("ls /nowhere"), lambda r: f"exit {r.exit_code}: {r.stderr}")
-    server = step(
-        "start a background process", lambda: sbx.spawn("while sleep 0.2; do date +%s.%N; done"), lambda p: p.id
-    )
-    with ThreadPoolExecutor(4) as pool:
-        others = step(
-            "create four more at once",
-            lambda: list(pool.map(lambda i: fy.sandboxes.create(name=f"demo-{i}"), range(4))),
-            lambda all_: " ".join(s.id[:6] for s in all_),
-        )
+    counter = "i=0; while :; do i=$((i+1)); echo $i > /dev/shm/count; sleep 0.1; done"
+    step("start a background process", lambda: sbx.spawn(counter), lambda p: p.id)
+    sbx.exec("echo prepared once > /root/plan")
+    children = step("fork it into three", lambda: sbx.fork(3), lambda all_: " ".join(c.id[:6] for c in all_))
+    with ThreadPoolExecutor(3) as pool:
         step(
-            "ask each for a random number",
-            lambda: list(pool.map(lambda s: s.exec("head -c4 /dev/urandom | od -An -tx4").stdout.strip(), others)),
-            " ".join,
+            "each goes its own way",
+            lambda: list(
+                pool.map(
+                    lambda c: c.exec("echo $(cat /root/plan), count $(cat /dev/shm/count)").stdout.strip(), children
+                )
+            ),
+            "\n".join,
         )
-    step(
-        "the background process still runs",
-        lambda: server.info(),
-        lambda i: f"running={i.running}, {i.stdout_bytes} bytes",
-    )
-    step("delete all five", lambda: [s.delete() for s in [sbx, *others]], lambda _: "gone")
+    step("pause", sbx.pause, lambda i: i.state)
+    step("resume", sbx.resume, lambda i: i.state)
+    step("pause to disk", lambda: sbx.pause(durable=True), lambda i: f"{i.state}: no process, no memory")
+    step("any call wakes it", lambda: sbx.exec("echo still counting: $(cat /dev/shm/count)"), out)
+    snap = step("snapshot", sbx.snapshot, lambda s: s.id)
+    other = step("create from the snapshot", lambda: fy.sandboxes.create(snapshot=snap), lambda s: s.id)
+    step("delete all", lambda: [s.delete() for s in [sbx, other, *children, snap]], lambda _: "gone")
 
 console.print(table)
 console.print(

@@ -298,6 +298,13 @@ def test_a_capture_with_nowhere_to_go_leaves_the_machine_running(yard: Yard, kee
                     await vm.capture(target, keep_running=keep_running)
                 assert not good.layer.exists()
                 assert not good.device_state.exists()
+            for taken in (good.layer, good.device_state, good.next_disk):
+                assert taken is not None
+                taken.write_text("precious")
+                with pytest.raises(SnapshotFailed, match="in the way"):
+                    await vm.capture(good, keep_running=keep_running)
+                assert taken.read_text() == "precious"
+                taken.unlink()
 
     asyncio.run(run())
 

@@ -105,20 +105,23 @@ class Capture:
     async def run(self, *, was_running: bool, keep_running: bool) -> Captured:
         disk, target = self.top.path, self.target
         memory_bytes = self.record.shape.memory_mib << 20
-        for path in (target.layer, target.device_state):
-            if path.exists():
+        for path in (target.layer, target.device_state, target.next_disk):
+            if path is not None and path.exists():
                 raise SnapshotFailed(f"{path} is in the way of a capture; captures never overwrite")
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as opened:
             undo.callback(target.layer.unlink, missing_ok=True)
             undo.callback(target.device_state.unlink, missing_ok=True)
             # A thread of its own: in the pause, nobody must wait for one to become free.
             thread = opened.enter_context(ThreadPoolExecutor(1, "capture"))
-            state = await in_thread(lambda: _new_file(target.device_state), thread)
-            opened.callback(os.close, state)
-            copier = await in_thread(
-                lambda: Copier(self.pid, memory_bytes, target.layer, self.shim, live=self.live), thread
-            )
-            opened.callback(copier.close)
+
+            def open_files() -> tuple[int, Copier]:
+                state = _new_file(target.device_state)
+                opened.callback(os.close, state)
+                copier = Copier(self.pid, memory_bytes, target.layer, self.shim, live=self.live)
+                opened.callback(copier.close)
+                return state, copier
+
+            state, copier = await in_thread(open_files, thread)
             copying = asyncio.create_task(in_thread(lambda: copier.ahead(disk), thread))
             try:
                 async with self._next_top() as next_top:
@@ -139,8 +142,8 @@ class Capture:
             yield None
             return
         following = Top(self.top.number + 1, path)
-        await in_thread(lambda: disks.make_overlay(path, self.top.path, "qcow2", self.record))
         try:
+            await in_thread(lambda: disks.make_overlay(path, self.top.path, "qcow2", self.record))
             await to_the_end(self._execute("blockdev-add", **following.options(backing=None)))
             yield following
         finally:
