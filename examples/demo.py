@@ -30,6 +30,7 @@ def out(result: Any) -> str:
 
 
 with Forkyard() as fy:
+    step("find the daemon, or start it", fy.health, lambda h: f"version {h.version}, {h.accel}")
     sbx = step("create a sandbox", lambda: fy.sandboxes.create(name="demo"), lambda s: s.id)
     step("which machine is this?", lambda: sbx.exec("hostname; uname -sr; . /etc/os-release; echo $PRETTY_NAME"), out)
     step("run Python", lambda: sbx.exec(["python3", "-c", "print(sum(range(10**6)))"]), out)

@@ -46,6 +46,7 @@ VERBS = [
     "shutdown",
 ]
 STEPS = ["create", "pause", "cool", "resume", "power_off", "boot", "fork", "child.1", "snapshot", "rollback"]
+TOLD_LATE = ["create.done", "pause.done", "resume.done", "boot.done", "snapshot.done", "rollback.done"]
 #: What the host may have of a sandbox in this state.
 FITS: dict[State, set[str]] = {
     State.RUNNING: {"running"},
@@ -175,7 +176,7 @@ class Yard:
 
 
 async def _storm(yard: Yard, burst: Burst, chance: random.Random) -> None:
-    delays = {step: burst.delay_ms / 1000 for step in STEPS} if burst.delay_ms else {}
+    delays = {step: burst.delay_ms / 1000 for step in [*STEPS, *TOLD_LATE]} if burst.delay_ms else {}
     failing = {burst.failing: HostFailure("a storm")} if burst.failing else {}
     yard.host.faults = FaultPlan(delay_s=delays, fail=failing)
     tasks = [asyncio.create_task(yard.act(verb, number)) for verb, number in burst.verbs]

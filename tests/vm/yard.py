@@ -190,13 +190,12 @@ async def make_yard(root: Path) -> Yard:
 def saved_yard() -> Iterator[Yard]:
     root = Path(tempfile.mkdtemp(prefix="fyd-", dir="/tmp"))
     root.chmod(0o711)
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(shutil.rmtree, root)
         yard = asyncio.run(make_yard(root))
+        undo.callback(yard.snapshot.ram.unlink)
+        undo.callback(shutil.rmtree, yard.layers)
         yield yard
-        yard.snapshot.ram.unlink()
-        shutil.rmtree(yard.layers)
-    finally:
-        shutil.rmtree(root)
 
 
 def with_vm(yard: Yard, body: Callable[[QemuVm], Awaitable[T]]) -> T:

@@ -10,8 +10,9 @@ import asyncio
 
 import structlog
 
-from forkyard.control.ground import DESTROY_DEADLINE_S, Ground, machine, successor
+from forkyard.control.ground import DESTROY_DEADLINE_S, Ground
 from forkyard.errors import ForkyardError, OperationTimeout
+from forkyard.hosts.base import Incarnation
 from forkyard.lifecycle import Cause, State
 from forkyard.store.records import SandboxRecord
 
@@ -71,8 +72,9 @@ class Removal:
         ground = self._ground
         try:
             async with asyncio.timeout(DESTROY_DEADLINE_S):
-                await ground.host.destroy(machine(record))
-                await ground.host.destroy(successor(record))
+                # The one before it too: a verb that was interrupted may not have come to that.
+                for number in range(max(1, record.incarnation - 1), record.incarnation + 2):
+                    await ground.host.destroy(Incarnation(record.id, number))
                 await self._drop_checkpoints(record.id)
         except TimeoutError:
             raise OperationTimeout(

@@ -120,6 +120,8 @@ class LocalHost:
         if same_boot and entry.phase in (Phase.RUNNING, Phase.PAUSED):
             vm = await self._driver.adopt(record)
         if vm is not None:
+            if entry.phase is Phase.RUNNING:
+                await vm.cont()  # its daemon may have died in the short pause of a capture
             entry = self._journal.write(replace(entry, disk=vm.disk, next_disk=None))
             machine = Machine(entry, vm, None, self._connect, self._machine_ended)
             machine.awake(entry.phase is Phase.RUNNING)

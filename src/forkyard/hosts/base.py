@@ -114,7 +114,8 @@ class Host(Protocol):
         ...
 
     async def resume(self, incarnation: Incarnation, successor: Incarnation) -> Incarnation:
-        """Let a paused machine go on. Returns which it is now: itself, or `successor` if its process had ended.
+        """Let a paused machine go on. Returns which it is now: itself, or `successor` if its process had ended (then,
+        as after `boot` and `rollback`, what is left of `incarnation` is there until it is destroyed: a way back).
         `SnapshotCorrupt` if what is on disk is not what was written; the disk can still be booted."""
         ...
 

@@ -10,7 +10,8 @@ Owns: machines that are nothing but a guest object, and snapshots of them. They 
 It is strict: a verb that the state of a machine does not allow is an error, so a control plane that mixes up its turns
 is found out. Steps that a `FaultPlan` can name are the verbs of the seam: start, create, destroy, fork, pause, cool,
 resume, power_off, boot, snapshot, rollback, delete_snapshot, stored_bytes, logs, usage, checks, prepare; and `child.N`,
-the child number N (from 0) of a fork. `host.holds[step] = event` lets every caller wait at that step.
+the child number N (from 0) of a fork. `pause.done`, `resume.done`, `boot.done`, `rollback.done`, `snapshot.done` and
+`create.done` come when it is done and not told yet. `host.holds[step] = event` lets every caller wait at that step.
 """
 
 from __future__ import annotations
@@ -147,9 +148,11 @@ class MemoryHost:
     async def create(self, incarnation: Incarnation, spec: CreateSpec) -> Created:
         self._vacant(incarnation)
         await self._step("create", incarnation)
-        if spec.snapshot_id is None:
-            return self._add(incarnation, spec, self._new_guest(incarnation, spec))
-        return self._add(incarnation, spec, await self._restored(incarnation, spec))
+        fresh = spec.snapshot_id is None
+        guest = self._new_guest(incarnation, spec) if fresh else await self._restored(incarnation, spec)
+        created = self._add(incarnation, spec, guest)
+        await self._step("create.done")
+        return created
 
     async def destroy(self, incarnation: Incarnation) -> None:
         await self._step("destroy", incarnation)
@@ -177,6 +180,7 @@ class MemoryHost:
         self._in_power(incarnation, Power.RUNNING)
         await self._step("pause", incarnation)
         self._in_power(incarnation, Power.RUNNING).power = Power.HOT
+        await self._step("pause.done")
 
     async def cool(self, incarnation: Incarnation) -> None:
         self._in_power(incarnation, Power.HOT, Power.COLD)
@@ -195,11 +199,16 @@ class MemoryHost:
         if machine.power is Power.COLD:
             if machine.corrupt:
                 raise SnapshotCorrupt(f"what was saved of {incarnation} is damaged; boot it: resume(memory=False)")
-            self._vacant(successor)
-            del self.world.machines[incarnation]
-            self.world.machines[successor] = machine
+            self._add(
+                successor,
+                machine.spec,
+                await self.copy_guest(successor, machine.spec, machine.guest, memory=True),
+                machine.stored_bytes,
+            )
             incarnation = successor
-        machine.power = Power.RUNNING
+        else:
+            machine.power = Power.RUNNING
+        await self._step("resume.done")
         return incarnation
 
     async def power_off(self, incarnation: Incarnation) -> None:
@@ -215,15 +224,18 @@ class MemoryHost:
         old = self._replaceable(incarnation, successor)
         if spec.shape.disk_gib < old.spec.shape.disk_gib:
             raise HostFailure(f"the disk of {incarnation} is larger than {spec.shape.disk_gib} GiB")
-        return await self._replace(
-            incarnation, successor, spec, await self.copy_guest(successor, spec, old.guest, memory=False)
-        )
+        guest = await self.copy_guest(successor, spec, old.guest, memory=False)
+        created = await self._replace(incarnation, successor, spec, guest)
+        await self._step("boot.done")
+        return created
 
     async def rollback(self, incarnation: Incarnation, successor: Incarnation, spec: CreateSpec) -> Created:
         self._replaceable(incarnation, successor)
         await self._step("rollback", incarnation)
         self._replaceable(incarnation, successor)
-        return await self._replace(incarnation, successor, spec, await self._restored(successor, spec))
+        created = await self._replace(incarnation, successor, spec, await self._restored(successor, spec))
+        await self._step("rollback.done")
+        return created
 
     # ── snapshots ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -233,6 +245,7 @@ class MemoryHost:
         machine = self._alive(incarnation)
         guest = await self.copy_guest(incarnation, machine.spec, machine.guest, memory=True)
         self.world.snapshots[snapshot_id] = MemorySnapshot(guest, machine.spec)
+        await self._step("snapshot.done")
         return SnapshotMade(_MIB, _PAUSED_MS if machine.power is Power.RUNNING else 0.0)
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
@@ -295,16 +308,18 @@ class MemoryHost:
             raise SnapshotNotFound(f"there is no snapshot {spec.snapshot_id} on this host")
         return await self.copy_guest(incarnation, spec, snapshot.guest, memory=True)
 
-    def _add(self, incarnation: Incarnation, spec: CreateSpec, guest: Guest) -> Created:
+    def _add(self, incarnation: Incarnation, spec: CreateSpec, guest: Guest, stored_bytes: int = _MIB) -> Created:
         self._vacant(incarnation)
-        machine = self.world.machines[incarnation] = MemoryMachine(guest, spec)
+        machine = self.world.machines[incarnation] = MemoryMachine(guest, spec, stored_bytes=stored_bytes)
         return Created(_template(spec.shape), machine.logs.create)
 
     async def _replace(
         self, incarnation: Incarnation, successor: Incarnation, spec: CreateSpec, guest: Guest
     ) -> Created:
         created = self._add(successor, spec, guest)
-        old = self.world.machines.pop(incarnation)
+        old = self.world.machines[incarnation]
+        if old.power is not Power.COLD:
+            old.power = Power.OFF
         await _break(old.guest)
         return created
 

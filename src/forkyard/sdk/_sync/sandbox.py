@@ -172,7 +172,7 @@ class Sandbox:
         Its memory moves to disk after a while, where it costs nothing and survives a reboot of the host; with `durable`
         it is there when this returns.
         """
-        return self._change("POST", "/pause", {"durable": True} if durable else {})
+        return self._change("POST", "/pause", {"durable": True} if durable else None)
 
     def resume(self, *, memory: bool = True) -> SandboxInfo:
         """Let it go on where it was. `memory=False` boots from its disk instead; what was in memory is dropped."""

@@ -53,7 +53,6 @@ def attach(top: Top) -> list[tuple[str, dict[str, Any]]]:
     return [
         ("blockdev-add", top.options()),
         ("blockdev-reopen", {"options": [root_options(top.node)]}),
-        ("blockdev-del", {"node-name": PLACEHOLDER}),
     ]
 
 

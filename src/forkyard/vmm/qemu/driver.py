@@ -318,7 +318,7 @@ class QemuDriver:
         return Check(
             name="live-capture",
             status="warning",
-            summary=f"{self._not_live}: a VM pauses while all its changed memory is copied, about 10 ms for each 40 MB",
+            summary=f"{self._not_live}: a VM pauses while all its changed memory is copied, 1–2 ms for each MB",
             advice="Forks and snapshots are correct all the same. For short pauses, run Linux 6.7 or newer as root.",
         )
 

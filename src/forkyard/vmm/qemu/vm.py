@@ -145,22 +145,30 @@ class QemuVm:
                 async with asyncio.timeout(LOAD_TIMEOUT_S):
                     mapping = asyncio.create_task(in_thread(lambda: self._map_layer(snapshot.layer)))
                     try:
-                        await self.attach_disk(snapshot.disk, "qcow2")
+                        await self._make_disk(snapshot.disk, "qcow2")
+                        qmp = await self.connect(timeout_s=LOAD_TIMEOUT_S)
+                        # The disk's commands are sent first and so done first; nobody waits for their answers.
+                        await asyncio.gather(
+                            self._attach_disk(qmp), self._load_state(qmp, snapshot.device_state, after=mapping)
+                        )
                     finally:
                         await asyncio.wait({mapping})
-                    await mapping
-                    await self._load_state(snapshot.device_state)
         except (ForkyardError, OSError) as error:
             raise await start_failure(self._record, error, LOAD_TIMEOUT_S) from error
 
     async def attach_disk(self, below: Path, below_format: str) -> None:
-        """Give the machine its disk: `record.disk`, made over `below` if it does not exist."""
+        """Give a machine that boots its disk: `record.disk`, made over `below` if it does not exist."""
         with self._new_disk_removed_on_failure():
-            if not self._record.disk.exists():
-                await in_thread(lambda: disks.make_overlay(self._record.disk, below, below_format, self._record))
-            qmp = await self.connect(timeout_s=LOAD_TIMEOUT_S)
-            # Sent in one go, done in this order: a round trip per command is what costs.
-            await asyncio.gather(*(qmp.execute(command, **arguments) for command, arguments in disks.attach(self._top)))
+            await self._make_disk(below, below_format)
+            await self._attach_disk(await self.connect(timeout_s=LOAD_TIMEOUT_S))
+
+    async def _make_disk(self, below: Path, below_format: str) -> None:
+        if not self._record.disk.exists():
+            await in_thread(lambda: disks.make_overlay(self._record.disk, below, below_format, self._record))
+
+    async def _attach_disk(self, qmp: Qmp) -> None:
+        # Sent in one go, done in this order: a round trip per command is what costs.
+        await asyncio.gather(*(qmp.execute(command, **arguments) for command, arguments in disks.attach(self._top)))
 
     @contextlib.contextmanager
     def _new_disk_removed_on_failure(self) -> Iterator[None]:
@@ -183,8 +191,8 @@ class QemuVm:
         map_file(shim_socket(self._record), layer, [Range(ram.address + a, b - a, a) for a, b in sorted(mapped)])
         pages.copy_into(self.pid, ram, layer, copied)
 
-    async def _load_state(self, device_state: Path) -> None:
-        qmp = await self.connect(timeout_s=LOAD_TIMEOUT_S)
+    async def _load_state(self, qmp: Qmp, device_state: Path, *, after: asyncio.Task[None]) -> None:
+        await after  # devices look into RAM when they are loaded
         done = qmp.expect(lambda e: e.name == "MIGRATION" and e.data.get("status") in ("completed", "failed"))
         fd = os.open(device_state, os.O_RDONLY | os.O_CLOEXEC)
         try:
