@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+CODE   := src tests examples scripts
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo up test test-fast test-vm lint format bench clean
@@ -27,14 +28,14 @@ test-vm: ## Tests on real VMs
 	@$(BIN)/pytest tests/integration tests/vm
 
 lint: ## Format, lint, types, import rules, generated files
-	@$(BIN)/ruff format --check -q . && $(BIN)/ruff check -q .
+	@$(BIN)/ruff format --check -q $(CODE) && $(BIN)/ruff check -q $(CODE)
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache 2>&1 | tail -n 4
 	@$(BIN)/python scripts/unasync.py --check
 	@$(BIN)/python scripts/reference.py --check
 
 format: ## Format the code and refresh generated files
-	@$(BIN)/ruff format -q . && $(BIN)/ruff check -q --fix .
+	@$(BIN)/ruff format -q $(CODE) && $(BIN)/ruff check -q --fix $(CODE)
 	@$(BIN)/python scripts/unasync.py
 	@$(BIN)/python scripts/reference.py
 
