@@ -30,7 +30,7 @@ test-vm: ## Tests on real VMs
 lint: ## Format, lint, types, import rules, generated files
 	@$(BIN)/ruff format --check -q $(CODE) && $(BIN)/ruff check -q $(CODE)
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-cache 2>&1 | tail -n 4
+	@out=$$($(BIN)/lint-imports --no-cache 2>&1) || { echo "$$out"; exit 1; }
 	@$(BIN)/python scripts/unasync.py --check
 	@$(BIN)/python scripts/reference.py --check
 

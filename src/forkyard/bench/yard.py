@@ -61,6 +61,7 @@ async def _client(process: subprocess.Popen[bytes], root: Path) -> AsyncForkyard
     async with asyncio.timeout(START_S):
         while True:
             with contextlib.suppress(DaemonUnreachable, OSError):
+                await asyncio.to_thread((root / "api-key").stat)  # it is there before the daemon serves
                 client = AsyncForkyard(socket=root / "run" / "api.sock", key_file=root / "api-key")
                 await client.health()
                 return client
