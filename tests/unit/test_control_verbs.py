@@ -294,22 +294,36 @@ async def test_pause_and_resume_say_why_they_cannot(control: ControlPlane, verb:
 
 
 @pytest.mark.parametrize(
-    ("verb", "step"), [("pause", "pause"), ("resume", "resume"), ("stop", "power_off"), ("start", "boot")]
+    ("verb", "step"),
+    [
+        ("pause", "pause"),
+        ("pause", "pause.done"),
+        ("resume", "resume"),
+        ("resume", "resume.done"),
+        ("stop", "power_off"),
+        ("start", "boot"),
+        ("start", "boot.done"),
+        ("rollback", "rollback"),
+        ("rollback", "rollback.done"),
+    ],
 )
 async def test_a_delete_interrupts_a_verb_and_wins(
     control: ControlPlane, host: MemoryHost, verb: str, step: str
 ) -> None:
     info = await made(control)
+    await control.snapshots.create(info.id, "before")
     if verb == "resume":
         await control.sleep.pause(info.id)
+        await control.sleep.cool_if_free(info.id)
     if verb == "start":
         await control.power.stop(info.id)
     host.holds[step] = asyncio.Event()
-    calls = {
+    calls: dict[str, Any] = {
         "pause": control.sleep.pause,
         "resume": control.sleep.resume,
         "stop": control.power.stop,
         "start": control.power.start,
+        "rollback": lambda sandbox_id: control.snapshots.rollback(sandbox_id, "before"),
     }
     caller = asyncio.create_task(calls[verb](info.id))
     host.calls.clear()

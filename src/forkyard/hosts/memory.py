@@ -151,7 +151,7 @@ class MemoryHost:
         fresh = spec.snapshot_id is None
         guest = self._new_guest(incarnation, spec) if fresh else await self._restored(incarnation, spec)
         created = self._add(incarnation, spec, guest)
-        await self._step("create.done")
+        await self._step("create.done", incarnation)
         return created
 
     async def destroy(self, incarnation: Incarnation) -> None:
@@ -180,7 +180,7 @@ class MemoryHost:
         self._in_power(incarnation, Power.RUNNING)
         await self._step("pause", incarnation)
         self._in_power(incarnation, Power.RUNNING).power = Power.HOT
-        await self._step("pause.done")
+        await self._step("pause.done", incarnation)
 
     async def cool(self, incarnation: Incarnation) -> None:
         self._in_power(incarnation, Power.HOT, Power.COLD)
@@ -208,7 +208,7 @@ class MemoryHost:
             incarnation = successor
         else:
             machine.power = Power.RUNNING
-        await self._step("resume.done")
+        await self._step("resume.done", incarnation)
         return incarnation
 
     async def power_off(self, incarnation: Incarnation) -> None:
@@ -226,7 +226,7 @@ class MemoryHost:
             raise HostFailure(f"the disk of {incarnation} is larger than {spec.shape.disk_gib} GiB")
         guest = await self.copy_guest(successor, spec, old.guest, memory=False)
         created = await self._replace(incarnation, successor, spec, guest)
-        await self._step("boot.done")
+        await self._step("boot.done", incarnation)
         return created
 
     async def rollback(self, incarnation: Incarnation, successor: Incarnation, spec: CreateSpec) -> Created:
@@ -234,7 +234,7 @@ class MemoryHost:
         await self._step("rollback", incarnation)
         self._replaceable(incarnation, successor)
         created = await self._replace(incarnation, successor, spec, await self._restored(successor, spec))
-        await self._step("rollback.done")
+        await self._step("rollback.done", incarnation)
         return created
 
     # ── snapshots ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -245,7 +245,7 @@ class MemoryHost:
         machine = self._alive(incarnation)
         guest = await self.copy_guest(incarnation, machine.spec, machine.guest, memory=True)
         self.world.snapshots[snapshot_id] = MemorySnapshot(guest, machine.spec)
-        await self._step("snapshot.done")
+        await self._step("snapshot.done", incarnation)
         return SnapshotMade(_MIB, _PAUSED_MS if machine.power is Power.RUNNING else 0.0)
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
