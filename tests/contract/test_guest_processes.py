@@ -130,7 +130,8 @@ async def test_programs_do_not_inherit_the_agents_ways(guest: Guest) -> None:
     )
     stdout, _, _ = await run(guest, script)
     ignored, blocked = (int(line.split()[1], 16) for line in sorted(stdout.decode().splitlines()[:2])[::-1])
-    assert (ignored, blocked) == (0, 0)
+    # Signal 32 is the C library's own: nobody can set it, so a test runner that ignores it hands that down to us.
+    assert (ignored & ~(1 << 31), blocked) == (0, 0)
     assert stdout.decode().split()[-4:] == ["0", "0", "0022", "4"]
 
 
