@@ -49,6 +49,7 @@ log = structlog.get_logger(__name__)
 
 CONSOLE_TAIL_BYTES = 64 * 1024
 POWER_OFF_S = 20.0
+ADOPT_S = 5.0
 
 
 def log_progress(step: str, fraction: float | None = None) -> None:
@@ -97,6 +98,7 @@ class LocalHost:
         entries = await asyncio.to_thread(self._journal.load)
         rebooted = bool(entries) and all(entry.boot_id != boot_id for entry in entries)
         await asyncio.gather(*(self._recover(entry, same_boot=entry.boot_id == boot_id) for entry in entries))
+        await asyncio.gather(*(self._wait_for_agent(machine) for machine in self._machines.values()))
         await asyncio.to_thread(self._snapshots.clean)
         self.templates.forget_ram({machine.entry.base for machine in self._machines.values()})
         await self._collect_disks()
@@ -136,6 +138,12 @@ class LocalHost:
             entry = replace(entry, phase=Phase.RUNNING)  # it died in its sleep
         if entry.owner is not None:
             self._resting[entry.owner] = self._journal.write(entry)
+
+    async def _wait_for_agent(self, machine: Machine) -> None:
+        """So that the first call after a restart finds it. One that does not answer is no reason not to start."""
+        if machine.entry.phase is Phase.RUNNING:
+            with contextlib.suppress(TimeoutError):
+                await machine.reachable(ADOPT_S)
 
     async def stop(self, *, destroy: bool = False) -> None:
         await self._pool.stop()
