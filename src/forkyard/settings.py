@@ -34,9 +34,6 @@ class Settings(BaseSettings):
     accel: Literal["auto", "kvm", "tcg"] = Field(
         "auto", description="Accelerator; `auto` takes KVM only if a probe guest ran on it."
     )
-    driver: Literal["qemu", "fake"] = Field(
-        "qemu", description="VM driver. `fake` runs no VMs; it serves tests of the control plane."
-    )
     vm_uid_base: int = Field(
         660000, ge=1000, description="First of the unprivileged user ids that VMs run under, one each."
     )

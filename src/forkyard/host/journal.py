@@ -9,7 +9,6 @@ An entry outlives its process: a machine that sleeps on disk, or was shut down, 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -21,6 +20,7 @@ from pathlib import Path
 from forkyard.hosts.base import Incarnation
 from forkyard.models import Milestone, Shape
 from forkyard.storage.disks import backing_file
+from forkyard.storage.durable import sync
 from forkyard.vmm.base import VmRecord
 
 ENTRY = "journal.json"
@@ -106,8 +106,8 @@ class Journal:
                 os.fsync(file.fileno())
         temporary.rename(path)
         if durable:
-            _sync(path.parent)
-            _sync(self._dir)
+            sync(path.parent)
+            sync(self._dir)
         self._known[entry.vm_id] = entry
         return entry
 
@@ -147,12 +147,3 @@ def settled_disk(entry: Entry) -> Entry:
         return entry
     moved = backing_file(entry.next_disk) == entry.disk
     return replace(entry, disk=entry.next_disk if moved else entry.disk, next_disk=None)
-
-
-def _sync(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)

@@ -28,6 +28,7 @@ from forkyard.host.foundry import Foundry
 from forkyard.host.journal import Journal
 from forkyard.images import BaseImage, Progress, agent_archive
 from forkyard.models import Milestone, Shape
+from forkyard.storage.durable import sync
 from forkyard.vmm.base import BootSource, Driver, SnapshotFiles, Vm
 
 log = structlog.get_logger(__name__)
@@ -313,8 +314,4 @@ async def _sparse_copy(source: Path, target: Path) -> None:
 
 def _sync_tree(directory: Path) -> None:
     for path in [*directory.iterdir(), directory]:
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync(path)

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from forkyard.errors import SnapshotCorrupt, SnapshotFailed, SnapshotNotFound
 from forkyard.models import Shape
+from forkyard.storage.durable import sync
 
 PAGE = 4096
 #: Hashed and written in pieces of this size: large enough to be fast, small enough to stay in the cache.
@@ -66,7 +67,7 @@ class Snapshots:
             state = device_state.read_bytes()
             _write_synced(scratch / "device-state", state)
             saved = Saved(snapshot_id, template, shape, disk, runs, pages_sha256, hashlib.sha256(state).hexdigest())
-            _sync(disk)
+            sync(disk)
             self._publish(saved, scratch)
             return saved
         except OSError as error:
@@ -183,11 +184,11 @@ class Snapshots:
             "runs": saved.runs,
         }
         _write_synced(scratch / "manifest.json", json.dumps(manifest).encode())
-        _sync(scratch)
+        sync(scratch)
         final = self._dir / saved.id
         shutil.rmtree(final, ignore_errors=True)
         scratch.rename(final)
-        _sync(self._dir)
+        sync(self._dir)
         self._disks[saved.id] = saved.disk
 
 
@@ -258,14 +259,6 @@ def _write_synced(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     path.chmod(0o400)
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _failed(error: OSError) -> SnapshotFailed:

@@ -229,7 +229,7 @@ class FakeDriver:
                 name="driver",
                 status="warning",
                 summary="the fake driver is in use: no sandbox is a real machine",
-                advice="Unset FORKYARD_DRIVER.",
+                advice="Use the QEMU driver.",
             )
         ]
 
