@@ -24,6 +24,7 @@ rebuilds the same class from the `code`.
     │   ├── GuestPermissionDenied
     │   ├── GuestDiskFull
     │   ├── CommandNotFound
+    │   ├── PortClosed            nothing listens on that port
     │   └── GuestUnreachable      the agent does not answer
     ├── NoCapacity                no room now; `retry_after_s` says when to ask again
     │   └── QuotaExceeded
@@ -191,6 +192,14 @@ class CommandNotFound(GuestFailure):
     """The sandbox has no such program, user or working directory."""
 
     code = "command_not_found"
+
+
+class PortClosed(GuestFailure):
+    """Nothing listens on this port of the sandbox."""
+
+    code = "port_closed"
+    status = 502
+    retryable = True
 
 
 class GuestUnreachable(GuestFailure):

@@ -40,7 +40,18 @@ class ExecSpec:
     rows: int = 24
     cols: int = 80
     label: str | None = None
+    trace_id: str | None = None
     id: str | None = None  # chosen by the caller, so that a start whose answer was lost can be found again
+
+
+@dataclass(frozen=True)
+class SocketOwner:
+    """Who in the guest made a connection."""
+
+    exec_id: str | None  # None: a process that no exec started
+    trace_id: str | None = None
+    pid: int | None = None
+    process: str | None = None
 
 
 @dataclass(frozen=True)
@@ -142,6 +153,12 @@ class Guest(Protocol):
 
     def download_tar(self, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]: ...
     async def upload_tar(self, path: str, chunks: AsyncIterable[bytes], *, user: str | None = None) -> None: ...
+
+    async def socket_owner(
+        self, protocol: Literal["tcp", "udp"], source_port: int, address: str, port: int
+    ) -> SocketOwner | None:
+        """Whose socket this is, now. None if there is none."""
+        ...
 
     async def aclose(self) -> None: ...
 

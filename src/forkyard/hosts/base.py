@@ -5,6 +5,7 @@ Names are always (sandbox, incarnation), so that a late command can never touch 
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,6 +13,8 @@ from typing import Protocol
 from forkyard.errors import ForkyardError
 from forkyard.guest.base import Guest
 from forkyard.models import Check, Milestone, SandboxLogs, Shape
+from forkyard.models.network import EgressRecord
+from forkyard.net.base import Network, Traffic
 from forkyard.vmm.base import VmExit, VmUsage
 
 
@@ -57,6 +60,7 @@ class CreateSpec:
     shape: Shape
     env: Mapping[str, str] = field(default_factory=dict)
     snapshot_id: str | None = None  # start from this instead of the template of the shape
+    network: Network = field(default_factory=Network)
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,9 @@ class Host(Protocol):
         """End a machine and remove all it owns, its disk and its memory on disk included. Idempotent."""
         ...
 
-    async def fork(self, source: Incarnation, children: Sequence[Incarnation], env: Mapping[str, str]) -> Forked:
+    async def fork(
+        self, source: Incarnation, children: Sequence[Incarnation], env: Mapping[str, str], network: Network
+    ) -> Forked:
         """Running copies of `source`, which runs or is paused. One child that fails does not spoil the others."""
         ...
 
@@ -113,7 +119,7 @@ class Host(Protocol):
         reboot of the host. If it fails (disk full, say) the machine stays paused as it was. Idempotent."""
         ...
 
-    async def resume(self, incarnation: Incarnation, successor: Incarnation) -> Incarnation:
+    async def resume(self, incarnation: Incarnation, successor: Incarnation, network: Network) -> Incarnation:
         """Let a paused machine go on. Returns which it is now: itself, or `successor` if its process had ended (then,
         as after `boot` and `rollback`, what is left of `incarnation` is there until it is destroyed: a way back).
         `SnapshotCorrupt` if what is on disk is not what was written; the disk can still be booted."""
@@ -151,6 +157,25 @@ class Host(Protocol):
 
     def guest(self, incarnation: Incarnation) -> Guest:
         """Raises `SandboxNotFound` if it does not run here."""
+        ...
+
+    async def set_network(self, incarnation: Incarnation, network: Network) -> None:
+        """From now on; open connections that are no longer allowed are ended. A machine that was adopted reaches nothing
+        until this was called."""
+        ...
+
+    async def connect(self, incarnation: Incarnation, port: int) -> socket.socket:
+        """A TCP connection to a port of the guest, also one that listens on its loopback only. Non-blocking.
+        `PortClosed` if nothing listens."""
+        ...
+
+    def traffic(self, incarnation: Incarnation) -> Traffic:
+        """Bytes that went in and out since this machine started, by whichever way. Zero if it does not run here."""
+        ...
+
+    def egress(self) -> AsyncIterator[EgressRecord]:
+        """Connections and DNS queries of all machines, when each is over. One consumer; if it is slow, `traffic` stays
+        right but records are dropped, and a record says how many."""
         ...
 
     async def logs(self, incarnation: Incarnation) -> SandboxLogs: ...

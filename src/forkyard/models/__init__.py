@@ -8,11 +8,14 @@ can talk to a newer daemon.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from forkyard.lifecycle import Cause, State
+from forkyard.models.base import Answer, Request
+from forkyard.models.base import Page as Page
+from forkyard.models.network import NetworkPolicy, Secret
 
 #: Lower case letters and digits only: an id is also a host name and a label in preview URLs.
 SandboxId = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9]{19}$")]
@@ -21,14 +24,6 @@ Persistence = Literal["ephemeral", "sticky", "persistent"]
 LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_./-]{1,64}$")]
 LabelValue = Annotated[str, StringConstraints(max_length=256)]
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
-
-
-class _Request(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class _Answer(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class Shape(BaseModel):
@@ -44,7 +39,7 @@ class Shape(BaseModel):
 # ── sandboxes ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class SandboxCreate(_Request):
+class SandboxCreate(Request):
     name: str | None = Field(None, max_length=128, description="For people; need not be unique.")
     vcpus: int = Field(1, ge=1, le=8)
     memory_mib: int = Field(512, ge=128, le=16384)
@@ -62,12 +57,18 @@ class SandboxCreate(_Request):
     priority: int = Field(5, ge=0, le=10, description="Of sticky sandboxes the lowest are evicted first.")
     checkpoint_every_s: float | None = Field(None, ge=1, description="Take a snapshot this often, automatically.")
     checkpoints_kept: int = Field(5, ge=1, le=100, description="How many automatic snapshots are kept.")
+    network: NetworkPolicy = Field(default_factory=NetworkPolicy, description="What may leave and what may enter.")
+    secrets: dict[EnvName, Secret] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="Variables that hold a placeholder inside; the value is put in on the way out.",
+    )
 
     def shape(self) -> Shape:
         return Shape(vcpus=self.vcpus, memory_mib=self.memory_mib, disk_gib=self.disk_gib)
 
 
-class SandboxUpdate(_Request):
+class SandboxUpdate(Request):
     """What can be changed of a living sandbox. Absent fields stay as they are."""
 
     name: str | None = Field(None, max_length=128)
@@ -78,19 +79,20 @@ class SandboxUpdate(_Request):
     priority: int | None = Field(None, ge=0, le=10)
     checkpoint_every_s: float | None = Field(None, ge=1)
     checkpoints_kept: int | None = Field(None, ge=1, le=100)
+    network: NetworkPolicy | None = Field(None, description="Takes effect at once, also for open connections.")
 
 
-class SandboxPause(_Request):
+class SandboxPause(Request):
     durable: bool = Field(
         False, description="Answer when its memory is on disk, where a reboot of the host finds it; else that follows."
     )
 
 
-class SandboxResume(_Request):
+class SandboxResume(Request):
     memory: bool = Field(True, description="False boots from the disk alone; what was in memory is dropped.")
 
 
-class SandboxResize(_Request):
+class SandboxResize(Request):
     """Of a stopped or paused sandbox. vCPUs and memory take effect by a boot from disk; a disk only grows."""
 
     vcpus: int | None = Field(None, ge=1, le=8)
@@ -98,24 +100,24 @@ class SandboxResize(_Request):
     disk_gib: int | None = Field(None, ge=4, le=1024)
 
 
-class SandboxFork(_Request):
+class SandboxFork(Request):
     count: int = Field(1, ge=1, le=100)
     name: str | None = Field(None, max_length=128)
     labels: dict[LabelKey, LabelValue] | None = Field(None, description="Default: the parent's.")
 
 
-class SandboxRollback(_Request):
+class SandboxRollback(Request):
     snapshot: str = Field(description="Id or name of a snapshot of this sandbox.")
 
 
-class Milestone(_Answer):
+class Milestone(Answer):
     """A step of the boot of the template this sandbox was restored from, or of its own start."""
 
     name: str
     at_ms: float = Field(description="Milliseconds since the start of that boot or create.")
 
 
-class SandboxInfo(_Answer):
+class SandboxInfo(Answer):
     id: str
     name: str | None = None
     state: State
@@ -132,6 +134,8 @@ class SandboxInfo(_Answer):
     idle_timeout_s: float | None = None
     checkpoint_every_s: float | None = None
     checkpoints_kept: int = 5
+    network: NetworkPolicy = Field(default_factory=NetworkPolicy)
+    secret_names: list[str] = Field(default_factory=list)
     expires_at: datetime | None = Field(None, description="When its ttl deletes it.")
     last_active_at: datetime | None = None
     created_at: datetime
@@ -139,24 +143,24 @@ class SandboxInfo(_Answer):
     ended_at: datetime | None = None
 
 
-class ForkChild(_Answer):
+class ForkChild(Answer):
     """One child of a fork: a running sandbox, or why there is none."""
 
     sandbox: SandboxInfo | None = None
     problem: dict[str, Any] | None = None
 
 
-class ForkResult(_Answer):
+class ForkResult(Answer):
     parent_id: str
     paused_ms: float = Field(description="How long the parent stood still; 0 if it was paused anyway.")
     children: list[ForkChild]
 
 
-class SnapshotCreate(_Request):
+class SnapshotCreate(Request):
     name: str | None = Field(None, min_length=1, max_length=128, description="Unique among the snapshots of a daemon.")
 
 
-class SnapshotInfo(_Answer):
+class SnapshotInfo(Answer):
     """RAM, device state and disk of a sandbox at one instant."""
 
     id: str
@@ -169,13 +173,13 @@ class SnapshotInfo(_Answer):
     created_at: datetime
 
 
-class SandboxLogs(_Answer):
+class SandboxLogs(Answer):
     template_boot: list[Milestone] = Field(description="The boot that made the template, once.")
     create: list[Milestone] = Field(description="The restore that made this sandbox.")
     console: str = Field(description="End of the serial console of this machine.")
 
 
-class SandboxUsage(_Answer):
+class SandboxUsage(Answer):
     pss_mib: float = Field(description="Memory of the machine, with shared pages counted by share.")
     cpu_s: float = Field(description="Processor time used since it started.")
 
@@ -183,7 +187,7 @@ class SandboxUsage(_Answer):
 # ── execs ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class ExecCreate(_Request):
+class ExecCreate(Request):
     command: str | list[str] = Field(description="A string runs in `bash -c`; a list is run as it is, without a shell.")
     cwd: str | None = Field(None, description="Default: the user's home.")
     env: dict[EnvName, str] = Field(default_factory=dict)
@@ -194,6 +198,9 @@ class ExecCreate(_Request):
     rows: int = Field(24, ge=1, le=1000)
     cols: int = Field(80, ge=1, le=1000)
     label: str | None = Field(None, max_length=256)
+    trace_id: str | None = Field(
+        None, pattern=r"^[A-Za-z0-9._:/-]{1,128}$", description="Of the caller; every connection it makes carries it."
+    )
     id: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9._-]{1,64}$",
@@ -201,13 +208,14 @@ class ExecCreate(_Request):
     )
 
 
-class ExecInfo(_Answer):
+class ExecInfo(Answer):
     id: str
     command: str | list[str]
     cwd: str | None = None
     user: str
     pty: bool = False
     label: str | None = None
+    trace_id: str | None = None
     running: bool
     pid: int | None = None
     exit_code: int | None = None
@@ -219,13 +227,13 @@ class ExecInfo(_Answer):
     stderr_bytes: int = 0
 
 
-class ExecStarted(_Answer):
+class ExecStarted(Answer):
     type: Literal["started"] = "started"
     exec_id: str
     pid: int | None = None
 
 
-class ExecOutput(_Answer):
+class ExecOutput(Answer):
     """A piece of output. `data` is base64; `offset` counts this stream's bytes from its beginning."""
 
     type: Literal["output"] = "output"
@@ -234,7 +242,7 @@ class ExecOutput(_Answer):
     data: str
 
 
-class ExecLost(_Answer):
+class ExecLost(Answer):
     """Output that is no longer kept: it was produced while nobody read, and pushed out by newer output."""
 
     type: Literal["lost"] = "lost"
@@ -243,7 +251,7 @@ class ExecLost(_Answer):
     bytes: int
 
 
-class ExecExit(_Answer):
+class ExecExit(Answer):
     type: Literal["exit"] = "exit"
     exit_code: int | None = Field(description="None if a signal ended it.")
     signal: int | None = None
@@ -251,7 +259,7 @@ class ExecExit(_Answer):
     duration_ms: float
 
 
-class ExecFailed(_Answer):
+class ExecFailed(Answer):
     """The stream broke before the process ended; `problem` is the same body an error answer has."""
 
     type: Literal["error"] = "error"
@@ -261,12 +269,12 @@ class ExecFailed(_Answer):
 ExecEvent = Annotated[ExecStarted | ExecOutput | ExecLost | ExecExit | ExecFailed, Field(discriminator="type")]
 
 
-class ExecSignal(_Request):
+class ExecSignal(Request):
     signal: int = Field(15, ge=1, le=64)
     tree: bool = Field(True, description="All processes this exec started, not only the first.")
 
 
-class ExecResize(_Request):
+class ExecResize(Request):
     rows: int = Field(ge=1, le=1000)
     cols: int = Field(ge=1, le=1000)
 
@@ -276,7 +284,7 @@ class ExecResize(_Request):
 FileType = Literal["file", "directory", "symlink", "other"]
 
 
-class FileInfo(_Answer):
+class FileInfo(Answer):
     name: str
     path: str
     type: FileType
@@ -288,29 +296,29 @@ class FileInfo(_Answer):
     target: str | None = Field(None, description="Where a symlink points.")
 
 
-class FileExists(_Answer):
+class FileExists(Answer):
     exists: bool
 
 
-class FileMove(_Request):
+class FileMove(Request):
     source: str
     destination: str
     overwrite: bool = True
 
 
-class FileChmod(_Request):
+class FileChmod(Request):
     path: str
     mode: int = Field(ge=0, le=0o7777)
 
 
-class FileMkdir(_Request):
+class FileMkdir(Request):
     path: str
     mode: int = Field(0o755, ge=0, le=0o7777)
     parents: bool = True
     user: str | None = None
 
 
-class WatchEvent(_Answer):
+class WatchEvent(Answer):
     type: Literal["created", "modified", "deleted", "moved", "attributes", "overflow"]
     path: str
     to: str | None = Field(None, description="New path, of a move inside the watched tree.")
@@ -319,7 +327,7 @@ class WatchEvent(_Answer):
 # ── the rest ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class EventInfo(_Answer):
+class EventInfo(Answer):
     """One line of history. Every change of a sandbox's state is one, with its cause."""
 
     id: int
@@ -331,7 +339,7 @@ class EventInfo(_Answer):
     data: dict[str, Any] = Field(default_factory=dict)
 
 
-class KeyInfo(_Answer):
+class KeyInfo(Answer):
     id: str
     name: str
     prefix: str = Field("", description="How the key begins, to tell keys apart.")
@@ -339,7 +347,7 @@ class KeyInfo(_Answer):
     last_used_at: datetime | None = None
 
 
-class KeyCreate(_Request):
+class KeyCreate(Request):
     name: str = Field(min_length=1, max_length=128)
 
 
@@ -347,7 +355,7 @@ class KeyCreated(KeyInfo):
     key: str = Field(description="Shown this once; only its hash is kept.")
 
 
-class Check(_Answer):
+class Check(Answer):
     """One line of `forkyard doctor`."""
 
     name: str
@@ -356,7 +364,7 @@ class Check(_Answer):
     advice: str | None = None
 
 
-class Health(_Answer):
+class Health(Answer):
     status: Literal["ok", "starting"]
     version: str
     accel: str | None = None
@@ -364,13 +372,5 @@ class Health(_Answer):
     pid: int
 
 
-class Shutdown(_Request):
+class Shutdown(Request):
     destroy: bool = Field(False, description="Delete all sandboxes first; else they go on running.")
-
-
-T = TypeVar("T")
-
-
-class Page(_Answer, Generic[T]):
-    items: list[T]
-    next_cursor: str | None = Field(None, description="Pass as `cursor` for the next page; absent on the last.")

@@ -1,0 +1,1 @@
+"""The way in: preview URLs, custom domains, SSH."""

@@ -1,0 +1,1 @@
+"""Git hosting: repositories, smart HTTP, commits without a clone, triggers, sync."""

@@ -1,0 +1,26 @@
+"""What every wire type is made of."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+T = TypeVar("T")
+
+
+class Request(BaseModel):
+    """Unknown fields are refused: a typo is an error and not a default."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Answer(BaseModel):
+    """Unknown fields are ignored: an older SDK can talk to a newer daemon."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Page(Answer, Generic[T]):
+    items: list[T]
+    next_cursor: str | None = Field(None, description="Pass as `cursor` for the next page; absent on the last.")

@@ -1,0 +1,163 @@
+"""What may leave a sandbox, what may enter it, and what is known of it afterwards."""
+
+from __future__ import annotations
+
+import ipaddress
+from datetime import datetime
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from forkyard.models.base import Answer, Request
+
+Preset = Literal["coding", "research", "evaluation", "autonomous", "open", "none"]
+Access = Literal["public", "token", "off"]
+Port = Annotated[int, Field(ge=1, le=65535)]
+#: `example.com`, or `*.example.com` for all names below it (not itself); `*` is every name.
+DomainPattern = Annotated[
+    str,
+    StringConstraints(
+        to_lower=True,
+        strip_whitespace=True,
+        max_length=253,
+        pattern=r"^(\*|(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?)*)$",
+    ),
+]
+RecordingName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+class EgressRule(Request):
+    """Names a domain or a network, not both; with neither it means every destination."""
+
+    action: Literal["allow", "deny"] = "allow"
+    domain: DomainPattern | None = None
+    cidr: str | None = Field(None, description="`203.0.113.0/24`, or one address. The only way to private networks.")
+    ports: list[Port] = Field(default_factory=list, max_length=64, description="Empty: all ports.")
+
+    @field_validator("cidr")
+    @classmethod
+    def _network(cls, value: str | None) -> str | None:
+        return None if value is None else str(ipaddress.ip_network(value, strict=False))
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        if self.domain is not None and self.cidr is not None:
+            raise ValueError("a rule names a domain or a cidr, not both")
+        return self
+
+
+class EgressPolicy(Request):
+    """What may leave. The first rule that matches decides; after them those of the preset; what none allows is denied."""
+
+    preset: Preset = Field(
+        "coding",
+        description="`coding`: git hosts and the package registries of this host. `research`: everything public, "
+        "rate-limited. `evaluation`: nothing but what is replayed. `autonomous`: everything public, nothing enters. "
+        "`open`: everything public. `none`: nothing.",
+    )
+    rules: list[EgressRule] = Field(default_factory=list, max_length=256)
+    bytes_per_s: int | None = Field(None, ge=1024, description="Both ways together.")
+    connections_per_minute: int | None = Field(None, ge=1)
+    byte_budget: int | None = Field(None, ge=0, description="Both ways together, over the life of the sandbox.")
+    record: RecordingName | None = Field(None, description="Store HTTP and HTTPS exchanges under this name.")
+    replay: RecordingName | None = Field(None, description="Answer from this recording, and refuse the rest.")
+
+    @model_validator(mode="after")
+    def _record_or_replay(self) -> Self:
+        if self.record is not None and self.replay is not None:
+            raise ValueError("record and replay exclude each other")
+        return self
+
+
+class IngressPolicy(Request):
+    """Who may open the preview of a port."""
+
+    access: Access | None = Field(
+        None, description="Of ports not named below. Default: `public`; under the preset `autonomous`, `off`."
+    )
+    ports: dict[Port, Access] = Field(default_factory=dict, max_length=256)
+
+
+class NetworkPolicy(Request):
+    egress: EgressPolicy = Field(default_factory=EgressPolicy)
+    ingress: IngressPolicy = Field(default_factory=IngressPolicy)
+
+    def access(self, port: int) -> Access:
+        default: Access = "off" if self.egress.preset == "autonomous" else "public"
+        return self.ingress.ports.get(port, self.ingress.access or default)
+
+
+class Secret(Request):
+    """A value that never enters the guest."""
+
+    hosts: list[DomainPattern] = Field(min_length=1, max_length=32, description="Where it may go, and nowhere else.")
+    header: str = Field("Authorization", pattern=r"^[A-Za-z0-9-]{1,64}$")
+    format: str = Field("Bearer {}", max_length=256, description="`{}` is the value; `{basic}` is base64 of it.")
+    value: str | None = Field(
+        None, min_length=1, max_length=65536, repr=False, description="Default: the stored secret of this name."
+    )
+
+
+class SecretInfo(Answer):
+    """A stored secret; its value is never shown."""
+
+    name: str
+    created_at: datetime
+    updated_at: datetime
+
+
+class SecretPut(Request):
+    value: str = Field(min_length=1, max_length=65536, repr=False)
+
+
+Verdict = Literal["allowed", "denied", "failed"]
+
+
+class EgressRecord(Answer):
+    """One connection, or one DNS query."""
+
+    id: int = 0
+    at: datetime
+    sandbox_id: str
+    kind: Literal["tcp", "dns", "http"]
+    exec_id: str | None = Field(None, description="The exec that made it; null: a process that no exec started.")
+    process: str | None = Field(None, description="Name and pid, such as `curl (412)`.")
+    trace_id: str | None = None
+    name: str | None = Field(None, description="By DNS answer, SNI or Host.")
+    address: str | None = None
+    port: int | None = None
+    bytes_out: int = 0
+    bytes_in: int = 0
+    duration_ms: float = 0.0
+    verdict: Verdict
+    reason: str | None = Field(None, description="Why it was denied or failed, and how to allow it.")
+
+
+class EgressTotals(Answer):
+    connections: int = 0
+    denied: int = 0
+    bytes_out: int = 0
+    bytes_in: int = 0
+
+
+class PreviewInfo(Answer):
+    url: str
+    access: Access
+    token: str | None = Field(None, description="Of an `access` by token: send it as X-Forkyard-Preview-Token.")
+    link: str | None = Field(None, description="Of an `access` by token: opens it once, in a browser.")
+
+
+class DomainCreate(Request):
+    domain: DomainPattern
+    sandbox_id: str
+    port: Port
+
+
+class DomainInfo(Answer):
+    domain: str
+    sandbox_id: str
+    port: int
+    verified: bool
+    record_name: str = Field(description="Name of the TXT record that proves whose domain it is.")
+    record_value: str
+    created_at: datetime
