@@ -12,20 +12,26 @@ import contextlib
 import fcntl
 import os
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator, Iterator
 
 import structlog
-import uvicorn
 
 from forkyard.api.app import create_app
 from forkyard.control.placement import Limits
 from forkyard.control.plane import ControlPlane
+from forkyard.control.previews import Address
+from forkyard.control.secrets import Vault
 from forkyard.errors import Conflict, ForkyardError, HostFailure
+from forkyard.gateway import ssh, tls
+from forkyard.gateway.preview import Gateway
+from forkyard.gateway.server import Server, configured, raise_file_limit
 from forkyard.guest.client import connect
 from forkyard.host.local import LocalHost, log_progress
 from forkyard.images import BaseImage, Progress, ensure_base_image
 from forkyard.models import Check, Shape
+from forkyard.net.authority import Authority
 from forkyard.settings import Settings
 from forkyard.store.sql import Store
 from forkyard.telemetry.log import configure
@@ -73,33 +79,75 @@ async def checks(settings: Settings) -> list[Check]:
 async def serve(settings: Settings) -> None:
     prepare_directories(settings)
     with _only_daemon(settings), _listening(settings) as sockets:
-        async with _control_plane(settings) as control:
-            server = uvicorn.Server(
-                uvicorn.Config(
-                    create_app(control),
-                    log_config=None,
-                    lifespan="off",
-                    timeout_graceful_shutdown=GRACE_S,
-                    ws="websockets",
-                )
-            )
-            stopper = asyncio.create_task(_stop_when_asked(control, server))
-            warmer = asyncio.create_task(_prepare_default_shape(control))
-            host, port = sockets[0].getsockname()[:2]
+        async with _control_plane(settings) as control, _ssh_gateway(settings, control):
+            plain, secure = sockets[:2], sockets[2:]
+            names = [settings.preview_domain] if settings.preview_domain else []
+            gateway = Gateway(create_app(control, allowed_hosts=names), control, api_hosts=names)
+            control.previews.address = _address(settings, *(one.getsockname()[1] for one in (plain[0], *secure)))
+            control.domains.nameservers = settings.nameservers
+            server = Server(configured(gateway, grace_s=GRACE_S))
+            tasks = [
+                asyncio.create_task(_stop_when_asked(control, server)),
+                asyncio.create_task(_prepare_default_shape(control)),
+            ]
+            host, port = plain[0].getsockname()[:2]
             log.info("serving", url=f"http://{host}:{port}", socket=str(settings.api_socket), accel=control.host.accel)
             try:
-                await server.serve(sockets=sockets)
+                async with _serving_tls(settings, control, gateway, secure):
+                    await server.serve(sockets=plain)
             finally:
-                for task in (stopper, warmer):
+                gateway.close()
+                for task in tasks:
                     task.cancel()
-                await asyncio.gather(stopper, warmer, return_exceptions=True)
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _address(settings: Settings, port: int, tls_port: int | None = None) -> Address:
+    """How previews are reached from outside, unless the settings know better."""
+    scheme = settings.preview_scheme or ("https" if settings.tls_cert_file else "http")
+    own = tls_port if scheme == "https" and tls_port is not None else port
+    return Address(settings.preview_domain or "localhost", scheme, settings.preview_port or own)
+
+
+@contextlib.asynccontextmanager
+async def _serving_tls(
+    settings: Settings, control: ControlPlane, gateway: Gateway, sockets: list[socket.socket]
+) -> AsyncIterator[None]:
+    if not sockets:
+        yield
+        return
+    config = configured(gateway, grace_s=GRACE_S)
+    config.load()
+    config.ssl = await asyncio.to_thread(_tls_context, settings, control)
+    server = Server(config, signals=False)
+    serving = asyncio.create_task(server.serve(sockets=sockets))
+    host, port = sockets[0].getsockname()[:2]
+    log.info("serving", url=f"https://{host}:{port}")
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await serving
+
+
+def _tls_context(settings: Settings, control: ControlPlane) -> ssl.SSLContext:
+    if settings.tls_cert_file is not None:
+        return tls.brought(settings.tls_cert_file, settings.tls_key_file or settings.tls_cert_file)
+    assert control.authority is not None
+    return tls.made_here(control.authority, control.previews.address.domain, control.domains.is_verified)
 
 
 @contextlib.asynccontextmanager
 async def _control_plane(settings: Settings) -> AsyncIterator[ControlPlane]:
     store = await Store.open(settings.state_dir / "forkyard.db")
     try:
-        control = ControlPlane(store, await local_host(settings), Limits.of(settings))
+        control = ControlPlane(
+            store,
+            await local_host(settings),
+            Limits.of(settings),
+            vault=await asyncio.to_thread(Vault.load_or_make, settings.secrets_key_file),
+            authority=await asyncio.to_thread(Authority.load_or_make, settings.state_dir),
+        )
         await control.keys.ensure_file(settings.key_file)
         await control.start()
         try:
@@ -110,7 +158,17 @@ async def _control_plane(settings: Settings) -> AsyncIterator[ControlPlane]:
         await store.close()
 
 
-async def _stop_when_asked(control: ControlPlane, server: uvicorn.Server) -> None:
+@contextlib.asynccontextmanager
+async def _ssh_gateway(settings: Settings, control: ControlPlane) -> AsyncIterator[None]:
+    if not settings.ssh:
+        yield
+        return
+    async with ssh.serve(control, settings.listen_host, settings.ssh_port, settings.ssh_host_key) as listening:
+        log.info("serving ssh", host=listening.host, port=listening.port)
+        yield
+
+
+async def _stop_when_asked(control: ControlPlane, server: Server) -> None:
     await control.stop_requested.wait()
     server.should_exit = True
 
@@ -142,27 +200,34 @@ def _only_daemon(settings: Settings) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _listening(settings: Settings) -> Iterator[list[socket.socket]]:
+    """TCP, unix, and TLS if there is a port for it."""
     with contextlib.ExitStack() as stack:
-        family = socket.AF_INET6 if ":" in settings.listen_host else socket.AF_INET
-        tcp = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
-        tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            tcp.bind((settings.listen_host, settings.listen_port))
-        except OSError as error:
-            raise HostFailure(
-                f"cannot listen on {settings.listen_host}:{settings.listen_port}: {error.strerror}; "
-                "set FORKYARD_LISTEN_PORT to another port"
-            ) from error
+        tcp = stack.enter_context(_bound(settings.listen_host, settings.listen_port, "FORKYARD_LISTEN_PORT"))
+        secure = []
+        if settings.tls_port is not None:
+            secure = [stack.enter_context(_bound(settings.listen_host, settings.tls_port, "FORKYARD_TLS_PORT"))]
         unix = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         settings.api_socket.unlink(missing_ok=True)
         unix.bind(str(settings.api_socket))
         stack.callback(settings.api_socket.unlink, missing_ok=True)
         settings.api_socket.chmod(0o600)
-        yield [tcp, unix]
+        yield [tcp, unix, *secure]
+
+
+def _bound(host: str, port: int, setting: str) -> socket.socket:
+    tcp = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        tcp.bind((host, port))
+    except OSError as error:
+        tcp.close()
+        raise HostFailure(f"cannot listen on {host}:{port}: {error.strerror}; set {setting} to another port") from error
+    return tcp
 
 
 def run(settings: Settings) -> None:
     configure(settings.log_level, json=settings.log_json)
+    raise_file_limit()
     import uvloop
 
     uvloop.run(serve(settings))

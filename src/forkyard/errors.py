@@ -14,10 +14,16 @@ rebuilds the same class from the `code`.
     │   ├── SandboxNotFound
     │   ├── SnapshotNotFound
     │   ├── ExecNotFound
+    │   ├── RepoNotFound
+    │   ├── RevisionNotFound
+    │   ├── DomainNotFound
     │   └── FileMissing
     ├── Conflict
     │   ├── StateConflict         the sandbox is in a state that does not allow this
     │   ├── IdempotencyConflict
+    │   ├── RefConflict           the branch or tag is not where the caller thinks
+    │   ├── MergeConflict
+    │   ├── DomainUnverified      its TXT record is not there
     │   └── FileConflict          exists already, is a directory, is not empty …
     ├── SandboxEnded              it existed and is gone; `cause` says why
     ├── GuestFailure              the machine inside answered with a failure
@@ -25,9 +31,11 @@ rebuilds the same class from the `code`.
     │   ├── GuestDiskFull
     │   ├── CommandNotFound
     │   ├── PortClosed            nothing listens on that port
+    │   ├── BadAnswer             what listens there does not speak HTTP
     │   └── GuestUnreachable      the agent does not answer
     ├── NoCapacity                no room now; `retry_after_s` says when to ask again
     │   └── QuotaExceeded
+    ├── RepoFull                  the repository has used up its quota
     ├── OperationTimeout
     ├── HostFailure               this machine could not do its part
     │   ├── ImageBuildFailed
@@ -129,10 +137,28 @@ class ExecNotFound(NotFound):
     code = "exec_not_found"
 
 
+class DomainNotFound(NotFound):
+    """No such domain was added."""
+
+    code = "domain_not_found"
+
+
 class FileMissing(NotFound):
     """There is no such file or directory in the sandbox."""
 
     code = "file_missing"
+
+
+class RepoNotFound(NotFound):
+    """There is no repository with this id or name."""
+
+    code = "repo_not_found"
+
+
+class RevisionNotFound(NotFound):
+    """The repository has no such branch, tag, commit or path."""
+
+    code = "revision_not_found"
 
 
 class Conflict(ForkyardError):
@@ -154,10 +180,28 @@ class IdempotencyConflict(Conflict):
     code = "idempotency_conflict"
 
 
+class DomainUnverified(Conflict):
+    """Nobody has shown yet whose domain this is: its TXT record is missing."""
+
+    code = "domain_unverified"
+
+
 class FileConflict(Conflict):
     """What is at that path does not allow this."""
 
     code = "file_conflict"
+
+
+class RefConflict(Conflict):
+    """The branch or tag is not where it was expected to be."""
+
+    code = "ref_conflict"
+
+
+class MergeConflict(Conflict):
+    """Both sides changed the same places. Nothing was merged."""
+
+    code = "merge_conflict"
 
 
 class SandboxEnded(ForkyardError):
@@ -202,6 +246,13 @@ class PortClosed(GuestFailure):
     retryable = True
 
 
+class BadAnswer(GuestFailure):
+    """What listens on this port of the sandbox did not answer as an HTTP server does."""
+
+    code = "bad_answer"
+    status = 502
+
+
 class GuestUnreachable(GuestFailure):
     """The agent inside the sandbox does not answer."""
 
@@ -223,6 +274,13 @@ class QuotaExceeded(NoCapacity):
 
     code = "quota_exceeded"
     status = 429
+
+
+class RepoFull(ForkyardError):
+    """The repository has used up its quota."""
+
+    code = "repo_full"
+    status = 413
 
 
 class OperationTimeout(ForkyardError):

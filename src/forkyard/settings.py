@@ -31,6 +31,37 @@ class Settings(BaseSettings):
     )
     listen_host: str = Field("127.0.0.1", description="Address the API listens on.")
     listen_port: int = Field(7070, ge=0, le=65535, description="Port the API listens on; 0 picks a free one.")
+    preview_domain: str | None = Field(
+        None,
+        pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$",
+        description="Domain below which previews have their names (`<port>-<id>.<domain>`), if `*.<domain>` leads here. "
+        "Default: `localhost`.",
+    )
+    preview_scheme: Literal["http", "https"] | None = Field(
+        None, description="Scheme of preview URLs. Default: `https` with a `tls_cert_file`, else `http`."
+    )
+    preview_port: int | None = Field(
+        None, ge=1, le=65535, description="Port in preview URLs, if it is not the one this daemon listens on."
+    )
+    tls_port: int | None = Field(
+        None, ge=0, le=65535, description="Also listen here with TLS, for previews and the API; 0 picks a free port."
+    )
+    tls_cert_file: Path | None = Field(
+        None, description="Certificate chain for `tls_port`, PEM. Default: certificates of our own (`forkyard ca`)."
+    )
+    tls_key_file: Path | None = Field(None, description="Private key of `tls_cert_file`, PEM.")
+    dns_servers: str | None = Field(
+        None,
+        description="Name servers asked for the records of domains: `9.9.9.9, 127.0.0.1:5353`. Default: this host's.",
+    )
+    ssh: bool = Field(True, description="Whether there is an SSH gateway.")
+    ssh_port_override: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        alias="FORKYARD_SSH_PORT",
+        description="Port of the SSH gateway; 0 picks a free one. Default: 7022, or a free one if the API's is too.",
+    )
     accel: Literal["auto", "kvm", "tcg"] = Field(
         "auto", description="Accelerator; `auto` takes KVM only if a probe guest ran on it."
     )
@@ -42,6 +73,7 @@ class Settings(BaseSettings):
     pool_size: int = Field(2, ge=0, description="Most machines kept ready per shape; 0 turns the warm pool off.")
     pool_memory_mib: int = Field(1024, ge=0, description="Most memory that ready machines may take.")
     pool_shells: int = Field(2, ge=0, description="Hypervisors kept ready for forks and resumes, per template in use.")
+    pool_slots: int = Field(4, ge=0, description="Network namespaces kept ready for new machines.")
     create_timeout_s: float = Field(
         60.0, gt=0, description="A create that is not answered by the guest in this time fails."
     )
@@ -80,6 +112,25 @@ class Settings(BaseSettings):
         return self.ram_dir_override or Path("/dev/shm") / f"forkyard-{self.scope}"
 
     @property
+    def ssh_port(self) -> int:
+        if self.ssh_port_override is not None:
+            return self.ssh_port_override
+        return 0 if self.listen_port == 0 else 7022
+
+    @property
+    def ssh_host_key(self) -> Path:
+        return self.state_dir / "ssh_host_ed25519_key"
+
+    @property
+    def nameservers(self) -> list[tuple[str, int]]:
+        """`dns_servers` as addresses and ports."""
+        found = []
+        for server in (self.dns_servers or "").replace(",", " ").split():
+            host, _, port = server.rpartition(":") if server.count(":") == 1 else (server, "", "53")
+            found.append((host, int(port)))
+        return found
+
+    @property
     def api_socket(self) -> Path:
         return self.run_dir / "api.sock"
 
@@ -87,6 +138,11 @@ class Settings(BaseSettings):
     def key_file(self) -> Path:
         """The first API key, readable by root only: how the CLI and SDK on this machine find it."""
         return self.state_dir / "api-key"
+
+    @property
+    def secrets_key_file(self) -> Path:
+        """What seals secrets in the database; readable by root only."""
+        return self.state_dir / "secrets-key"
 
 
 class ClientSettings(BaseSettings):

@@ -28,6 +28,7 @@ from forkyard.hosts.base import Incarnation
 from forkyard.hosts.memory import MemoryHost, Power
 from forkyard.lifecycle import Cause, State
 from forkyard.models import SandboxCreate, SandboxFork, SandboxInfo, SandboxResize, SandboxUpdate
+from forkyard.net.base import Network
 from forkyard.vmm.base import ExitKind, FaultPlan
 
 pytestmark = pytest.mark.anyio
@@ -371,8 +372,8 @@ async def test_a_machine_that_ends_before_its_resume_is_recorded_fails_after_it(
     await control.sleep.cool_if_free(info.id)
     resume = host.resume
 
-    async def resume_and_crash(incarnation: Incarnation, successor: Incarnation) -> Incarnation:
-        now = await resume(incarnation, successor)
+    async def resume_and_crash(incarnation: Incarnation, successor: Incarnation, network: Network) -> Incarnation:
+        now = await resume(incarnation, successor, network)
         host.end(now, ExitKind.CRASHED, "at once")
         await asyncio.sleep(0.02)
         return now

@@ -1,7 +1,8 @@
 """Real VMs for tests: one daemon for the session, one leak check after every test.
 
 The daemon runs as a user would run it, in a process of its own with its own state directory; images and templates come
-from the machine's cache. After each test nothing of its sandboxes may be left: no record, process, cgroup or file.
+from the machine's cache. After each test nothing of its sandboxes may be left: no record, process, cgroup, network namespace
+or file.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Daemon:
             # What the pool keeps ready would look like a leak; its own tests turn it on.
             "FORKYARD_POOL_SIZE": "0",
             "FORKYARD_POOL_SHELLS": "0",
+            "FORKYARD_POOL_SLOTS": "0",
             **self.extra_env,
         }
 
@@ -137,6 +139,7 @@ def belongings(daemon: Daemon, *, templates: bool = False) -> set[str]:
             if path.name == f"forkyard-{scope}"
             for path in path.glob("*/")
         }
+    found |= {f"slot {path}" for path in Path("/run/netns").glob(f"forkyard-{scope}-*")}
     if daemon.settings.ram_dir.exists():
         files = {path.name for path in daemon.settings.ram_dir.iterdir()}
         found |= {f"ram {name}" for name in files if templates or not name.endswith(".ram")}

@@ -13,7 +13,22 @@ import forkyard
 from forkyard.api import problem
 from forkyard.api.auth import PREFIX, Gate
 from forkyard.api.problem import documented
-from forkyard.api.routes import events, execs, files, keys, sandboxes, snapshots, system, terminal, verbs
+from forkyard.api.routes import (
+    domains,
+    egress,
+    events,
+    execs,
+    files,
+    keys,
+    previews,
+    sandboxes,
+    secrets,
+    snapshots,
+    ssh,
+    system,
+    terminal,
+    verbs,
+)
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import Forbidden, InternalError, InvalidRequest, Unauthenticated
 
@@ -27,7 +42,10 @@ _TAGS = [
     },
     {"name": "files", "description": str(files.__doc__)},
     {"name": "events", "description": "Every change of a sandbox's state, with its cause."},
+    {"name": "previews", "description": "Ports of sandboxes, opened in a browser; and domains for them."},
+    {"name": "network", "description": "What left a sandbox, what may, and secrets that never enter one."},
     {"name": "keys", "description": "API keys."},
+    {"name": "ssh", "description": str(ssh.__doc__)},
     {"name": "system", "description": "The daemon itself."},
 ]
 
@@ -57,9 +75,15 @@ def create_app(control: ControlPlane, *, allowed_hosts: Collection[str] = ()) ->
         files.router,
         events.router,
         keys.router,
+        previews.router,
+        domains.router,
+        egress.router,
+        secrets.router,
+        ssh.router,
     ):
         api.include_router(router)
     app.include_router(api)
+    app.add_api_route("/metrics", system.metrics, include_in_schema=False)
     app.add_api_route("/", lambda: RedirectResponse(f"{PREFIX}/docs"), include_in_schema=False)
     app.add_middleware(Gate, control=control, allowed_hosts=allowed_hosts)
     problem.install(app)  # last, and so outermost: what the gate refuses is answered there too

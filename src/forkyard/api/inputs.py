@@ -152,6 +152,7 @@ def exec_spec(request: ExecCreate) -> ExecSpec:
         rows=request.rows,
         cols=request.cols,
         label=request.label,
+        trace_id=request.trace_id,
         id=request.id,
     )
 

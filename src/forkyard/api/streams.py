@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from base64 import b64encode
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from typing import Any, TypeVar
 
@@ -132,12 +132,15 @@ async def lines(items: AsyncIterator[BaseModel], first: Mapping[str, Any] | None
         yield line(item)
 
 
-async def exec_lines(execution: Execution) -> AsyncGenerator[bytes, None]:
+async def exec_lines(execution: Execution, denials: Callable[[str], list[str]]) -> AsyncGenerator[bytes, None]:
+    """`denials`: what the network refused an exec; told with an exit that is a failure."""
     yield line({"type": "started", "exec_id": execution.id, "pid": execution.pid})
     async for item in execution:
-        yield line(exec_event(item))
+        event = exec_event(item)
         if isinstance(item, Exit):
+            yield line({**event, "denied": denials(execution.id) if item.exit_code != 0 else []})
             return
+        yield line(event)
     raise GuestUnreachable(f"the channel to exec {execution.id} broke; attach to it again to go on")
 
 

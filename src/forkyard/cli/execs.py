@@ -126,6 +126,7 @@ def _as_document(
             "stdout": result.stdout,
             "stderr": result.stderr,
             "truncated": result.truncated,
+            "denied": list(result.denied),
         }
     )
     return exit_status(result.exit_code, result.signal, result.timed_out)
@@ -153,7 +154,19 @@ def _copy_output(sandbox: Sandbox, stream: ExecStream) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    _tell_denied(sandbox, stream)
     return exit_status(stream.exit_code, stream.signal, stream.timed_out)
+
+
+def _tell_denied(sandbox: Sandbox, stream: ExecStream) -> None:
+    """Why a command may have failed, and what to do about it."""
+    for destination in stream.end.denied if stream.end else ():
+        host = destination.rpartition(":")[0] or destination
+        what = f"--cidr {host}" if host.replace(".", "").isdigit() else host
+        click.echo(
+            f"forkyard: the network policy blocked {destination}; allow it: forkyard egress allow {sandbox.id} {what}",
+            err=True,
+        )
 
 
 def write_output(stream: ExecStream) -> None:

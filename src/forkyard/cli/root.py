@@ -17,6 +17,9 @@ COMMANDS = {
     "ls": "sandboxes",
     "exec": "execs",
     "shell": "shell",
+    "url": "url",
+    "ssh": "ssh",
+    "port": "port",
     "cp": "copy",
     "fork": "forks",
     "tree": "forks",
@@ -30,12 +33,17 @@ COMMANDS = {
     "resize": "states",
     "set": "states",
     "rm": "sandboxes",
+    "egress": "egress",
+    "secrets": "secrets",
     "logs": "logs",
     "events": "logs",
     "ps": "execs",
     "doctor": "daemon",
     "bench": "daemon",
+    "domains": "domains",
     "keys": "keys",
+    "ca": "ca",
+    "ssh-keys": "ssh",
     "version": "daemon",
 }
 
@@ -48,7 +56,7 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"forkyard.cli.{COMMANDS[cmd_name]}")
-        command: Any = getattr(module, f"{cmd_name}_command")
+        command: Any = getattr(module, f"{cmd_name.replace('-', '_')}_command")
         assert isinstance(command, click.Command)
         return command
 

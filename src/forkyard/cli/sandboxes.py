@@ -9,6 +9,7 @@ import click
 
 from forkyard.cli import show
 from forkyard.cli.app import PERSISTENCE, App, Verb, find_sandbox, given, interactive, pairs, pass_app, seconds
+from forkyard.cli.policy import policy_options, secret_option, taken_policy, with_values
 
 if TYPE_CHECKING:
     from forkyard import Sandbox, SandboxInfo
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 @click.option("--priority", type=int, help="0 to 10: of sticky sandboxes the lowest give way first. Default: 5.")
 @click.option("--checkpoint-every", "checkpoint_every_s", type=seconds, help="Take a snapshot this often.")
 @click.option("--checkpoints-kept", type=int, help="How many of those are kept. Default: 5.")
+@policy_options
+@secret_option
 @pass_app
 def create_command(app: App, /, snapshot: str | None, **options: Any) -> None:
     """Create a sandbox and print its id.
@@ -40,13 +43,18 @@ def create_command(app: App, /, snapshot: str | None, **options: Any) -> None:
     The first use of a new shape (vCPUs, memory, disk) builds its template once and takes longer. Times are seconds, or
     90s, 5m, 2h, 1d, or never.
     """
+    policy, secrets = taken_policy(options), options.pop("secrets")
     request = given(options)
+    if policy is not None:
+        request["network"] = {"egress": policy}
     with app.client() as client:
         client.health()  # finds, or starts, the daemon before the spinner below turns
         if snapshot is not None:
             from forkyard.cli.snapshots import find_snapshot
 
             request["snapshot"] = find_snapshot(client, snapshot)
+        if secrets:
+            request["secrets"] = with_values(secrets, {info.name for info in client.secrets.list()})
         with _waiting(app, "Creating a sandbox (the first of a shape takes a minute) …"):
             sandbox = client.sandboxes.create(**request)
     if app.json:

@@ -37,6 +37,8 @@ STYLES = {
     "paused": "blue",
     "stopped": "yellow",
     "failed": "red",
+    "denied": "red",
+    "allowed": "green",
     "warning": "yellow",
     "deleted": "dim",
     "deleting": "dim",
@@ -60,6 +62,18 @@ def duration(ms: float | None) -> str:
     if ms is None:
         return ""
     return f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1000:.1f} s"
+
+
+def size(count: int) -> str:
+    """`812 B`, `3.4 KiB`, `1.2 GiB`."""
+    if count < 1024:
+        return f"{count} B"
+    number = float(count)
+    for unit in ("KiB", "MiB", "GiB"):
+        number /= 1024
+        if number < 1024:
+            return f"{number:.1f} {unit}"
+    return f"{number / 1024:.1f} TiB"
 
 
 def command(words: str | list[str]) -> str:

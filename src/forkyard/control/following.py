@@ -19,6 +19,7 @@ from forkyard.guest.base import ExecSpec, Execution, Exit, Guest, Lost, Output, 
 from forkyard.hosts.base import Incarnation
 from forkyard.lifecycle import State
 from forkyard.models import WatchEvent
+from forkyard.telemetry.metrics import Metrics
 
 _ASLEEP = frozenset({State.PAUSING, State.PAUSED, State.RESUMING})
 
@@ -27,9 +28,10 @@ Source: TypeAlias = Callable[[Guest], AbstractAsyncContextManager[T]]
 
 
 class Following:
-    def __init__(self, ground: Ground, sandboxes: Sandboxes) -> None:
+    def __init__(self, ground: Ground, sandboxes: Sandboxes, metrics: Metrics) -> None:
         self._ground = ground
         self._sandboxes = sandboxes
+        self._metrics = metrics
 
     @asynccontextmanager
     async def execute(self, sandbox_id: str, spec: ExecSpec, *, hold: bool = False) -> AsyncIterator[Feed]:
@@ -40,6 +42,7 @@ class Following:
                 stack.enter_context(self._ground.activity.using(sandbox_id))
             link = await stack.enter_async_context(_Link(self._ground, sandbox_id))
             execution = await self._open(link, lambda guest: guest.execute(spec))
+            self._metrics.execs.inc()
             yield Feed(link, execution)
 
     @asynccontextmanager

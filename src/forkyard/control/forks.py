@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 
 from forkyard.control.ground import Ground, known, machine, new_id, refusal, sandbox_info
@@ -105,7 +106,9 @@ class Forks:
         children = [machine(record) for record in records]
         try:
             async with asyncio.timeout(FORK_DEADLINE_S):
-                forked = await self._ground.host.fork(machine(parent), children, parent.env)
+                # A budget begins anew, as the ttl does.
+                network = replace(await self._ground.network_of(parent), spent_bytes=0)
+                forked = await self._ground.host.fork(machine(parent), children, self._ground.env_of(parent), network)
             if len(forked.children) == len(records):
                 return forked
             failure = HostFailure(f"the host made {len(forked.children)} of {len(records)} machines of a fork")
@@ -121,6 +124,7 @@ class Forks:
             await ground.destroy_quietly(machine(record))
             await ground.move_back(record, State.FAILED, Cause.CREATE_FAILED, made)
             return made
+        await ground.prepare(record, machine(record))
         ground.activity.touch(record.id)
         milestones = {milestone.name: milestone.at_ms for milestone in made.milestones}
         try:
@@ -153,4 +157,8 @@ def _child(parent: SandboxRecord, request: SandboxFork, api_key_id: str | None) 
         ttl_s=parent.ttl_s,
         checkpoint_every_s=parent.checkpoint_every_s,
         checkpoints_kept=parent.checkpoints_kept,
+        network=parent.network,
+        secrets=parent.secrets,
+        trusts_ca=parent.trusts_ca,
+        activity_threshold_bytes=parent.activity_threshold_bytes,
     )

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import string
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -19,7 +20,8 @@ from forkyard.control.turns import Turns
 from forkyard.errors import ForkyardError, InternalError, SandboxEnded, SandboxNotFound, StateConflict
 from forkyard.hosts.base import CreateSpec, Host, Incarnation
 from forkyard.lifecycle import ENDED, Cause, State
-from forkyard.models import SandboxInfo
+from forkyard.models import SandboxInfo, Shape
+from forkyard.net.base import Network
 from forkyard.store.records import Admit, Load, SandboxRecord
 from forkyard.store.sql import Store
 
@@ -52,6 +54,13 @@ class Hot:
     since: float  # on the clock of `Activity`
 
 
+class Prepare(Protocol):
+    async def __call__(self, record: SandboxRecord, incarnation: Incarnation, *, unsure: bool = False) -> None:
+        """A machine has just come to life, and nobody knows it yet. `unsure`: what its guest was told is not what the
+        record says."""
+        ...
+
+
 class Ground:
     def __init__(self, store: Store, host: Host, limits: Limits) -> None:
         self.store = store
@@ -60,6 +69,10 @@ class Ground:
         self.turns = Turns()
         self.activity = Activity()
         self.hot: dict[str, Hot] = {}
+        #: What a machine of this sandbox is given, as of now. The control plane fills these in (`control.network`).
+        self.network_of: Callable[[SandboxRecord], Awaitable[Network]] = _closed
+        self.env_of: Callable[[SandboxRecord], Mapping[str, str]] = lambda record: record.env
+        self.prepare: Prepare = _as_it_is
 
     async def record(self, sandbox_id: str) -> SandboxRecord:
         record = await self.store.sandbox(sandbox_id)
@@ -85,6 +98,11 @@ class Ground:
         """After a step that failed. If somebody else was first, there is nothing to take back."""
         detail = error.message if isinstance(error, ForkyardError) else "an unexpected error; the daemon's log has it"
         await self.store.transition(record.id, record.incarnation, record.state, to, cause, detail)
+
+    async def spec_of(
+        self, record: SandboxRecord, *, shape: Shape | None = None, snapshot_id: str | None = None
+    ) -> CreateSpec:
+        return CreateSpec(shape or record.shape, self.env_of(record), snapshot_id, await self.network_of(record))
 
     def admission(self, memory_mib: int, *, creates: bool = False, sandbox_id: str | None = None) -> Admit:
         """`sandbox_id`: a paused one, whose own memory is not counted against it."""
@@ -112,8 +130,12 @@ def successor(record: SandboxRecord) -> Incarnation:
     return Incarnation(record.id, record.incarnation + 1)
 
 
-def spec_of(record: SandboxRecord) -> CreateSpec:
-    return CreateSpec(record.shape, record.env)
+async def _closed(_record: SandboxRecord) -> Network:
+    return Network()
+
+
+async def _as_it_is(record: SandboxRecord, incarnation: Incarnation, *, unsure: bool = False) -> None:
+    pass
 
 
 def refusal(record: SandboxRecord, what: str, next_step: str | None = None) -> ForkyardError:
@@ -158,6 +180,9 @@ def sandbox_info(record: SandboxRecord) -> SandboxInfo:
         idle_timeout_s=record.idle_timeout_s,
         checkpoint_every_s=record.checkpoint_every_s,
         checkpoints_kept=record.checkpoints_kept,
+        network=record.network,
+        secret_names=sorted(record.secrets),
+        activity_threshold_bytes=record.activity_threshold_bytes,
         expires_at=record.expires_at,
         last_active_at=record.last_active_at,
         created_at=record.created_at,

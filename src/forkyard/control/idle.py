@@ -1,9 +1,9 @@
 """Decides that a sandbox is idle.
 
 Owns: what counts as activity. A call under way or a sign of life (`activity`), or output of a command in the
-background, which is found by looking at the byte counters of its execs now and then: four times per idle timeout, so
-that a sandbox never falls asleep sooner than its timeout after the last output. To look does not wake a sandbox nor
-keep it awake.
+background, or network traffic above a threshold. These two are found by looking at the byte counters of its execs and
+of its door now and then: four times per idle timeout, so that a sandbox never falls asleep sooner than its timeout
+after the last output. To look does not wake a sandbox nor keep it awake.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class Idle:
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
         self._produced: dict[str, tuple[float, int]] = {}  # when we looked, bytes of output by then
+        self._moved: dict[str, int] = {}  # bytes of traffic by then
 
     async def is_due(self, record: SandboxRecord) -> bool:
         """Whether a running sandbox should fall asleep now."""
@@ -35,7 +36,12 @@ class Idle:
         return due and activity.idle_s(record.id) >= timeout_s
 
     async def look(self, record: SandboxRecord) -> None:
-        """Output since the last look is a sign of life."""
+        """Output since the last look is a sign of life, and so is much traffic."""
+        traffic = self._ground.host.traffic(machine(record))
+        moved = traffic.bytes_out + traffic.bytes_in
+        if moved - self._moved.get(record.id, moved) > record.activity_threshold_bytes:
+            self._ground.activity.touch(record.id)
+        self._moved[record.id] = moved
         try:
             async with asyncio.timeout(LOOK_DEADLINE_S):
                 execs = await self._ground.host.guest(machine(record)).execs()
@@ -52,5 +58,6 @@ class Idle:
         return self._ground.activity.clock() - at
 
     def keep_only(self, sandbox_ids: set[str]) -> None:
-        for sandbox_id in self._produced.keys() - sandbox_ids:
-            del self._produced[sandbox_id]
+        for counts in (self._produced, self._moved):
+            for sandbox_id in counts.keys() - sandbox_ids:
+                del counts[sandbox_id]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from forkyard.control.ground import Ground, known, machine, refusal, sandbox_info, spec_of, successor
+from forkyard.control.ground import Ground, known, machine, refusal, sandbox_info, successor
 from forkyard.control.removal import Removal
 from forkyard.control.room import Room
 from forkyard.control.sleep import Sleep
@@ -79,7 +79,9 @@ class Power:
         )
         try:
             async with asyncio.timeout(BOOT_DEADLINE_S):
-                created = await ground.host.boot(machine(record), successor(record), spec_of(record))
+                spec = await ground.spec_of(record)
+                created = await ground.host.boot(machine(record), successor(record), spec)
+                await ground.prepare(record, successor(record))
         except TimeoutError:
             error = OperationTimeout(f"sandbox {sandbox_id} did not boot within {BOOT_DEADLINE_S:.0f} s")
             await ground.move_back(record, before.state, Cause.START_FAILED, error)

@@ -10,15 +10,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Collection, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from forkyard.control.ground import Ground, ended, known, machine, new_id, refusal, sandbox_info
+from forkyard.control.network import Networks
 from forkyard.control.pages import cursor_after, place_of
 from forkyard.control.removal import Removal
 from forkyard.control.room import MACHINE_BYTES, Room
+from forkyard.control.secrets import Secrets
 from forkyard.control.sleep import Sleep
 from forkyard.control.snapshots import Snapshots
 from forkyard.control.turns import deleted_meanwhile, outcome
@@ -40,14 +43,26 @@ from forkyard.vmm.base import VmUsage
 
 #: Also covers the first use of a shape, which builds its template. The host has tighter limits for each step.
 CREATE_DEADLINE_S = 1800.0
+CONNECT_DEADLINE_S = 30.0
 _SHAPE_FIELDS = ("vcpus", "memory_mib", "disk_gib")
 #: These have a value always; null is no wish.
-_NOT_NULL = ("labels", "persistence", "priority", "checkpoints_kept")
+_NOT_NULL = ("labels", "persistence", "priority", "checkpoints_kept", "network", "activity_threshold_bytes")
 
 
 class Sandboxes:
-    def __init__(self, ground: Ground, removal: Removal, room: Room, sleep: Sleep, snapshots: Snapshots) -> None:
+    def __init__(
+        self,
+        ground: Ground,
+        removal: Removal,
+        room: Room,
+        sleep: Sleep,
+        snapshots: Snapshots,
+        secrets: Secrets,
+        networks: Networks,
+    ) -> None:
         self._ground = ground
+        self._secrets = secrets
+        self._networks = networks
         self._removal = removal
         self._room = room
         self._sleep = sleep
@@ -62,7 +77,7 @@ class Sandboxes:
         """With an `idempotency_key`, a retry, also a concurrent one, gets the sandbox of the first call."""
         if idempotency_key is None:
             return await outcome(self._begin(request, api_key_id, None))
-        claim = IdempotencyClaim(api_key_id, idempotency_key, _request_hash(request))
+        claim = IdempotencyClaim(api_key_id, idempotency_key, self._request_hash(request))
         slot = (api_key_id, idempotency_key)
         under_way = self._claims.get(slot)
         if under_way is not None:
@@ -95,9 +110,9 @@ class Sandboxes:
             return sandbox_info(record)
         try:
             await self._room.on_disk(MACHINE_BYTES, "a new sandbox")
-            created = await self._make_machine(
-                machine(record), CreateSpec(record.shape, record.env, record.snapshot_id)
-            )
+            spec = await self._ground.spec_of(record, snapshot_id=record.snapshot_id)
+            created = await self._make_machine(machine(record), spec)
+            await self._ground.prepare(record, machine(record))
         except Exception as raised:
             error = known(raised, "create", sandbox_id)
             # The host left nothing behind by contract; asking it again costs nothing and covers what came too late.
@@ -108,6 +123,7 @@ class Sandboxes:
 
     async def _wanted(self, sandbox_id: str, request: SandboxCreate, api_key_id: str) -> NewSandbox:
         shape, env, snapshot_id = request.shape(), dict(request.env), None
+        network, origin = request.network, None
         if request.snapshot is not None:
             snapshot = await self._snapshots.find(request.snapshot)
             for name in request.model_fields_set.intersection(_SHAPE_FIELDS):
@@ -118,7 +134,12 @@ class Sandboxes:
                         field=name,
                     )
             shape, snapshot_id = snapshot.shape, snapshot.id
-            env = {**(await self._ground.record(snapshot.sandbox_id)).env, **env}
+            origin = await self._ground.record(snapshot.sandbox_id)
+            env = {**{name: value for name, value in origin.env.items() if name not in request.secrets}, **env}
+            if "network" not in request.model_fields_set:
+                network = origin.network
+        for name in request.secrets.keys() & env.keys():
+            raise InvalidRequest(f"{name} is in env and in secrets; name it once", field=f"secrets.{name}")
         return NewSandbox(
             sandbox_id,
             shape,
@@ -133,6 +154,11 @@ class Sandboxes:
             ttl_s=request.ttl_s,
             checkpoint_every_s=request.checkpoint_every_s,
             checkpoints_kept=request.checkpoints_kept,
+            network=network,
+            # Not those of the origin: whoever may use a snapshot need not be who may use its secrets.
+            secrets=await self._secrets.sealed(request.secrets, origin.secrets if origin else None),
+            trusts_ca=False if origin is None else None,  # the snapshot may be older than what the origin trusts now
+            activity_threshold_bytes=request.activity_threshold_bytes,
         )
 
     async def _admitted(self, new: NewSandbox, claim: IdempotencyClaim | None) -> SandboxRecord:
@@ -239,17 +265,40 @@ class Sandboxes:
         except SandboxNotFound:
             raise _just_ended(sandbox_id) from None
 
+    def _request_hash(self, request: SandboxCreate) -> str:
+        fields = request.model_dump(mode="json")
+        for secret in fields["secrets"].values():  # a plain hash of a short value could be guessed
+            secret["value"] = None if secret["value"] is None else self._secrets.digest(secret["value"])
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+    async def connect(self, sandbox_id: str, port: int) -> socket.socket:
+        """A TCP connection to a port in a sandbox, woken if it sleeps; non-blocking, the caller's to close. `PortClosed`
+        if nothing listens. Whoever moves bytes over it says so to `Activity`."""
+        with self._ground.activity.using(sandbox_id):
+            incarnation = machine(await self._sleep.awake(sandbox_id))
+            try:
+                async with asyncio.timeout(CONNECT_DEADLINE_S):
+                    return await self._ground.host.connect(incarnation, port)
+            except TimeoutError:
+                raise OperationTimeout(
+                    f"port {port} of sandbox {sandbox_id} did not answer within {CONNECT_DEADLINE_S:.0f} s"
+                ) from None
+            except SandboxNotFound:
+                raise _just_ended(sandbox_id) from None
+
     # ── change, delete ───────────────────────────────────────────────────────────────────────────────────────────
 
     async def update(self, sandbox_id: str, request: SandboxUpdate) -> SandboxInfo:
         """Fields that are absent stay as they are. A ttl counts from now."""
-        given = request.model_dump(exclude_unset=True)
+        given = request.model_dump(exclude_unset=True, mode="json")
         for name in _NOT_NULL:
             if name in given and given[name] is None:
                 raise InvalidRequest(f"{name} cannot be null; leave it out to keep it as it is", field=name)
         if "ttl_s" in given:
             ttl_s = given["ttl_s"]
             given["expires_at"] = None if ttl_s is None else datetime.now(UTC) + timedelta(seconds=ttl_s)
+        if given.pop("network", None) is not None and request.network is not None:
+            await self._networks.set(sandbox_id, request.network)
         living = [state for state in State if state not in (State.DELETING, State.DELETED)]
         if given and not await self._ground.store.update_sandbox(sandbox_id, given, states=living):
             raise ended(await self._ground.record(sandbox_id))
@@ -262,7 +311,3 @@ class Sandboxes:
 
 def _just_ended(sandbox_id: str) -> GuestUnreachable:
     return GuestUnreachable(f"the machine of sandbox {sandbox_id} is gone; its state will say why in a moment")
-
-
-def _request_hash(request: SandboxCreate) -> str:
-    return hashlib.sha256(json.dumps(request.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()

@@ -11,7 +11,7 @@ from functools import partial
 
 import structlog
 
-from forkyard.control.ground import Ground, Hot, known, machine, refusal, sandbox_info, spec_of, successor
+from forkyard.control.ground import Ground, Hot, known, machine, refusal, sandbox_info, successor
 from forkyard.control.removal import Removal
 from forkyard.control.room import MIB, Room
 from forkyard.control.turns import outcome
@@ -138,10 +138,12 @@ class Sleep:
         try:
             async with asyncio.timeout(RESUME_DEADLINE_S):
                 if memory:
-                    now = await ground.host.resume(machine(record), successor(record))
+                    network = await ground.network_of(record)
+                    now = await ground.host.resume(machine(record), successor(record), network)
                 else:
                     now = successor(record)
-                    template = (await ground.host.boot(machine(record), now, spec_of(record))).template
+                    template = (await ground.host.boot(machine(record), now, await ground.spec_of(record))).template
+                await ground.prepare(record, now)
         except TimeoutError:
             error = OperationTimeout(f"sandbox {sandbox_id} was not awake within {RESUME_DEADLINE_S:.0f} s")
             await ground.move_back(record, State.PAUSED, Cause.RESUME_FAILED, error)

@@ -18,7 +18,6 @@ from forkyard.control.removal import Removal
 from forkyard.control.room import MIB, Room
 from forkyard.control.sleep import Sleep
 from forkyard.errors import InvalidRequest, OperationTimeout, SandboxEnded, SnapshotNotFound
-from forkyard.hosts.base import CreateSpec
 from forkyard.lifecycle import LIVE, Cause, State
 from forkyard.models import Page, SandboxInfo, SnapshotInfo
 from forkyard.store.records import SandboxRecord, SnapshotRecord
@@ -149,10 +148,11 @@ class Snapshots:
             record = await self._room.in_memory(
                 lambda: ground.move(before, State.RESUMING, Cause.ROLLED_BACK, admit=admission()), cooler=self._sleep
             )
-        spec = CreateSpec(snapshot.shape, before.env, snapshot.id)
         try:
             async with asyncio.timeout(ROLLBACK_DEADLINE_S):
+                spec = await ground.spec_of(record, shape=snapshot.shape, snapshot_id=snapshot.id)
                 created = await ground.host.rollback(machine(record), successor(record), spec)
+                await ground.prepare(record, successor(record), unsure=True)
         except TimeoutError:
             error = OperationTimeout(f"sandbox {sandbox_id} was not rolled back within {ROLLBACK_DEADLINE_S:.0f} s")
             await self._as_before(before, record)

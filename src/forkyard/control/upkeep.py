@@ -15,6 +15,7 @@ import structlog
 
 from forkyard.control.ground import Ground, Hot
 from forkyard.control.idle import Idle
+from forkyard.control.network import Networks
 from forkyard.control.removal import Removal
 from forkyard.control.sleep import Sleep
 from forkyard.control.snapshots import Snapshots
@@ -36,8 +37,11 @@ Work = Callable[[], Awaitable[None]]
 
 
 class Upkeep:
-    def __init__(self, ground: Ground, removal: Removal, sleep: Sleep, snapshots: Snapshots) -> None:
+    def __init__(
+        self, ground: Ground, removal: Removal, sleep: Sleep, snapshots: Snapshots, networks: Networks
+    ) -> None:
         self._ground = ground
+        self._networks = networks
         self._removal = removal
         self._sleep = sleep
         self._snapshots = snapshots
@@ -66,6 +70,7 @@ class Upkeep:
         known = {record.id for record in records}
         self._ground.activity.keep_only(known)
         self._idle.keep_only(known)
+        await self._networks.look(records)
         for times in (self._checkpointed, self._seen_deleting):
             for sandbox_id in times.keys() - known:
                 del times[sandbox_id]

@@ -13,6 +13,7 @@ from .channel import Channel
 from .execs import Execs
 from .identity import Identity
 from .loop import Loop
+from .network import Network
 from .operations import Operations
 from .session import Session
 
@@ -40,6 +41,8 @@ def main(arguments: list[str]) -> int:
         lambda channel, hello: Session(channel, hello, handlers),
         on_open=lambda: _announce(options["--console"]),
     )
+    if options["--channel"] == PORT:  # else this is not a machine of its own
+        Network(loop).set_up()
     # Less to copy when a process is forked, and no pauses: what is made here lives as long as the agent.
     gc.collect()
     gc.freeze()

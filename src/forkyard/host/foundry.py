@@ -11,17 +11,20 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forkyard.errors import NoCapacity, OperationTimeout
 from forkyard.guest.base import Connector, Guest, Identity
 from forkyard.host import errand
+from forkyard.host.doorway import Doorway
 from forkyard.host.journal import Entry, Journal, Phase, host_boot_id
 from forkyard.host.machine import Machine, OnEnd
 from forkyard.hosts.base import Incarnation
 from forkyard.models import Milestone, Shape
+from forkyard.net.base import Network
+from forkyard.net.slots import Slots
 from forkyard.settings import Settings
 from forkyard.storage.disks import Disks
 from forkyard.vmm.base import BootSource, Driver, SnapshotFiles, Vm, VmRecord
@@ -54,17 +57,33 @@ class Shell:
     vm: Vm
 
 
+@dataclass(frozen=True)
+class _Up:
+    shell: Shell
+    guest: Guest
+    doorway: Doorway
+
+
 class Foundry:
     def __init__(
-        self, settings: Settings, driver: Driver, connect: Connector, journal: Journal, disks: Disks, on_end: OnEnd
+        self,
+        settings: Settings,
+        driver: Driver,
+        connect: Connector,
+        journal: Journal,
+        disks: Disks,
+        slots: Slots,
+        new_doorway: Callable[[Path], Doorway],
+        on_end: OnEnd,
     ) -> None:
         self._settings = settings
         self._driver = driver
         self._connect = connect
         self._journal = journal
         self._disks = disks
+        self._slots = slots
+        self._new_doorway = new_doorway
         self._on_end = on_end
-        self._uids: set[int] = set()
 
     def new_entry(self, vm_id: str, shape: Shape, base: str, disk: Path | None = None) -> Entry:
         return Entry(vm_id, self.allocate_uid(), shape, host_boot_id(), base, disk or self._disks.new_path())
@@ -75,19 +94,27 @@ class Foundry:
         shape: Shape,
         origin: Origin,
         env: Mapping[str, str],
+        network: Network,
         shell: Shell | None = None,
     ) -> Machine:
         """A running machine that has answered. A `shell` saves the start of a process, and is used up in any case."""
         watch = Stopwatch()
         async with self._undone_on_failure(owner) as undo:
             identity = _identity(owner, env, new=origin.pristine)
-            shell, guest = await self._bring_up(undo, str(owner), shape, origin, shell, watch, identity)
-            entry = self._owned(shell.entry, owner, env, watch)
+            up = await self._bring_up(undo, str(owner), shape, origin, shell, watch, identity, network)
+            entry = self._owned(up.shell.entry, owner, env, watch)
             undo.pop_all()
-            return self._machine(entry, shell.vm, guest)
+            return self._machine(entry, up.shell.vm, up.guest, up.doorway)
 
     async def boot(
-        self, owner: Incarnation, shape: Shape, source: BootSource, disk: Path, ram: Path, env: Mapping[str, str]
+        self,
+        owner: Incarnation,
+        shape: Shape,
+        source: BootSource,
+        disk: Path,
+        ram: Path,
+        env: Mapping[str, str],
+        network: Network,
     ) -> Machine:
         """A machine that boots from a disk of its own. `ram` is a file of zeros."""
         watch = Stopwatch()
@@ -95,8 +122,11 @@ class Foundry:
             entry = self.new_entry(str(owner), shape, ram.stem, disk)
             undo.push_async_callback(self.remove, entry)
             os.chown(disk, entry.uid, entry.uid)
-            vm = await self._driver.boot(self._begin(entry), source, ram, template=False)
+            vm = await self._driver.boot(await self.begin(entry), source, ram, template=False)
             undo.push_async_callback(vm.kill)
+            doorway = self.doorway(entry)
+            undo.push_async_callback(doorway.close)
+            await doorway.open(owner.sandbox_id, network)
             watch.note("booting")
             await vm.cont()
             guest = await self._connect(
@@ -108,27 +138,30 @@ class Foundry:
             watch.note("ready")
             entry = self._owned(entry, owner, env, watch)
             undo.pop_all()
-            return self._machine(entry, vm, guest)
+            return self._machine(entry, vm, guest, doorway)
 
     async def park(self, vm_id: str, shape: Shape, origin: Origin, warm_up: str) -> Machine:
         """Restored, used once, and stopped: all that is missing is an owner."""
         async with self._undone_on_failure(None) as undo:
-            shell, guest = await self._bring_up(undo, vm_id, shape, origin, None, Stopwatch())
-            await errand.run(guest, warm_up)
-            await shell.vm.stop()
+            up = await self._bring_up(undo, vm_id, shape, origin, None, Stopwatch())
+            await errand.run(up.guest, warm_up)
+            await up.shell.vm.stop()
             undo.pop_all()
-            return Machine(shell.entry, shell.vm, guest, self._connect, self._on_end)
+            return Machine(up.shell.entry, up.shell.vm, up.guest, self._connect, self._on_end, up.doorway)
 
-    async def give(self, parked: Machine, owner: Incarnation, env: Mapping[str, str]) -> Machine:
+    async def give(self, parked: Machine, owner: Incarnation, env: Mapping[str, str], network: Network) -> Machine:
         """A parked machine becomes somebody's."""
         watch = Stopwatch()
         async with self._undone_on_failure(owner) as undo:
             undo.push_async_callback(self.remove, parked.entry)
             undo.push_async_callback(parked.kill)
+            opening = asyncio.ensure_future(parked.doorway.open(owner.sandbox_id, network))
+            undo.callback(opening.cancel)
             await parked.vm.cont()
             parked.awake(True)
             watch.note("restored")
             await parked.guest.adopt_identity(_identity(owner, env, new=True))
+            await opening  # nothing of the owner's runs yet that could find it shut
             watch.note("ready")
             parked.entry = self._owned(parked.entry, owner, env, watch)
             undo.pop_all()
@@ -138,7 +171,7 @@ class Foundry:
         entry = self.new_entry(vm_id, shape, base)
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(self.remove, entry)
-            vm = await self._driver.shell(self._begin(entry), ram)
+            vm = await self._driver.shell(await self.begin(entry), ram)
             undo.pop_all()
             return Shell(entry, vm)
 
@@ -155,9 +188,12 @@ class Foundry:
         shell: Shell | None,
         watch: Stopwatch,
         identity: Identity | None = None,
-    ) -> tuple[Shell, Guest]:
+        network: Network | None = None,
+    ) -> _Up:
         shell = shell or await self.start_shell(vm_id, shape, origin.base, origin.files.ram)
         undo.push_async_callback(self.discard, shell)
+        doorway = self.doorway(shell.entry)
+        undo.push_async_callback(doorway.close)
         # Before it runs: the greeting is there when it wakes up, and its port was never closed.
         connecting = asyncio.ensure_future(
             self._connect(
@@ -165,18 +201,30 @@ class Foundry:
             )
         )
         undo.callback(connecting.cancel)
-        await shell.vm.load(origin.files)
+        if network is None or identity is None:
+            await shell.vm.load(origin.files)
+        else:
+            # Open before it runs: processes that come back to life must not find it shut.
+            await asyncio.gather(shell.vm.load(origin.files), doorway.open(identity.sandbox_id, network))
         watch.note("restored")
         await shell.vm.cont()
         guest = await connecting
         undo.push_async_callback(guest.aclose)
         watch.note("ready")
-        return shell, guest
+        return _Up(shell, guest, doorway)
 
-    def _begin(self, entry: Entry) -> VmRecord:
+    async def begin(self, entry: Entry) -> VmRecord:
+        """What must be there before the process: the entry, and its slot."""
         record = self._journal.begin(entry)
         self._disks.release(entry.disk)  # the journal keeps it from here on
+        await self._slots.prepare(self._number(entry))
         return record
+
+    def doorway(self, entry: Entry) -> Doorway:
+        return self._new_doorway(self._slots.path(self._number(entry)))
+
+    def _number(self, entry: Entry) -> int:
+        return entry.uid - self._settings.vm_uid_base
 
     def _owned(self, entry: Entry, owner: Incarnation, env: Mapping[str, str], watch: Stopwatch) -> Entry:
         """From here on a crash of the daemon does not take the machine away."""
@@ -191,8 +239,8 @@ class Foundry:
             )
         )
 
-    def _machine(self, entry: Entry, vm: Vm, guest: Guest) -> Machine:
-        machine = Machine(entry, vm, guest, self._connect, self._on_end)
+    def _machine(self, entry: Entry, vm: Vm, guest: Guest, doorway: Doorway) -> Machine:
+        machine = Machine(entry, vm, guest, self._connect, self._on_end, doorway)
         machine.awake(True)
         return machine
 
@@ -200,7 +248,7 @@ class Foundry:
         """All that an entry stands for, but its disk: that is collected when nothing rests on it."""
         await self._driver.reclaim(self._journal.record(entry))
         await asyncio.to_thread(self._journal.forget, entry)
-        self.release_uid(entry.uid)
+        await self.release(entry)
         self._disks.release(entry.disk)  # if it never came to a beginning
 
     @contextlib.asynccontextmanager
@@ -218,18 +266,18 @@ class Foundry:
             ) from None
 
     def allocate_uid(self) -> int:
-        base, count = self._settings.vm_uid_base, self._settings.vm_uid_count
-        taken = self._uids | self._journal.uids()
-        uid = next((uid for uid in range(base, base + count) if uid not in taken), None)
-        if uid is None:
+        base = self._settings.vm_uid_base
+        number = self._slots.claim({uid - base for uid in self._journal.uids()})
+        if number is None:
             raise NoCapacity(
-                f"all {count} user ids for VMs are in use; delete sandboxes, or raise FORKYARD_VM_UID_COUNT"
+                f"all {self._settings.vm_uid_count} user ids for VMs are in use; delete sandboxes, or raise "
+                "FORKYARD_VM_UID_COUNT"
             )
-        self._uids.add(uid)
-        return uid
+        return base + number
 
-    def release_uid(self, uid: int) -> None:
-        self._uids.discard(uid)
+    async def release(self, entry: Entry) -> None:
+        """Its slot and its user id. Nothing of the VM runs any more."""
+        await self._slots.release(self._number(entry))
 
 
 def _identity(owner: Incarnation, env: Mapping[str, str], *, new: bool) -> Identity:

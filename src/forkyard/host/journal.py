@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -60,8 +60,10 @@ class Entry:
 
 
 class Journal:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, netns: Callable[[int], Path] | None = None) -> None:
+        """`netns`: where the network namespace of the VM of a user id is."""
         self._dir = directory
+        self._netns = netns
         self._known: dict[str, Entry] = {}
 
     def load(self) -> list[Entry]:
@@ -77,7 +79,9 @@ class Journal:
         return list(self._known.values())
 
     def record(self, entry: Entry) -> VmRecord:
-        return VmRecord(entry.vm_id, self._dir / entry.vm_id, entry.uid, entry.shape, entry.disk)
+        directory = self._dir / entry.vm_id
+        netns = self._netns(entry.uid) if self._netns is not None else None
+        return VmRecord(entry.vm_id, directory, entry.uid, entry.shape, entry.disk, netns)
 
     def begin(self, entry: Entry) -> VmRecord:
         """Make the VM's directory and its entry. The directory stays root's: a VM may write to the files it was given,

@@ -15,6 +15,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,8 @@ import structlog
 
 from forkyard.errors import ForkyardError, HostFailure, InternalError, SandboxNotFound
 from forkyard.guest.base import Connector, Guest, Identity
+from forkyard.host.doorway import Doorway, NewDoor
+from forkyard.host.egress import EgressQueue
 from forkyard.host.foundry import Foundry, Origin, Shell
 from forkyard.host.journal import Entry, Journal, Phase, host_boot_id, settled_disk
 from forkyard.host.machine import Machine
@@ -40,6 +43,9 @@ from forkyard.hosts.base import (
 )
 from forkyard.images import BaseImage
 from forkyard.models import Check, SandboxLogs, Shape
+from forkyard.models.network import EgressRecord
+from forkyard.net.base import Network, Traffic
+from forkyard.net.slots import Slots
 from forkyard.settings import Settings
 from forkyard.storage.disks import Disks, seal
 from forkyard.storage.snapshots import Saved, Snapshots
@@ -57,18 +63,38 @@ def log_progress(step: str, fraction: float | None = None) -> None:
 
 
 class LocalHost:
-    def __init__(self, settings: Settings, driver: Driver, connect: Connector, image: BaseImage) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        driver: Driver,
+        connect: Connector,
+        image: BaseImage,
+        new_door: NewDoor | None = None,
+    ) -> None:
+        """Without `new_door` nothing leaves any machine."""
         self._settings = settings
         self._driver = driver
         self._connect = connect
-        self._journal = Journal(settings.state_dir / "vms")
+        self._new_door = new_door
+        self._egress = EgressQueue()
+        self._slots = Slots(settings.scope, spare=settings.pool_slots, most=settings.vm_uid_count)
+        self._journal = Journal(settings.state_dir / "vms", lambda uid: self._slots.path(uid - settings.vm_uid_base))
         self._disks = Disks(settings.state_dir / "disks")
         self._snapshots = Snapshots(settings.state_dir / "snapshots")
         self._machines: dict[Incarnation, Machine] = {}
         #: Machines without a process: asleep on disk, shut down, or dead.
         self._resting: dict[Incarnation, Entry] = {}
         self._ended: asyncio.Queue[Ended] = asyncio.Queue()
-        self._foundry = Foundry(settings, driver, connect, self._journal, self._disks, self._machine_ended)
+        self._foundry = Foundry(
+            settings,
+            driver,
+            connect,
+            self._journal,
+            self._disks,
+            self._slots,
+            lambda slot: Doorway(slot, self._new_door, self._egress.put),
+            self._machine_ended,
+        )
         self.templates = Templates(
             cache_dir=settings.cache_dir,
             ram_dir=settings.ram_dir,
@@ -98,6 +124,11 @@ class LocalHost:
         entries = await asyncio.to_thread(self._journal.load)
         rebooted = bool(entries) and all(entry.boot_id != boot_id for entry in entries)
         await asyncio.gather(*(self._recover(entry, same_boot=entry.boot_id == boot_id) for entry in entries))
+        base = self._settings.vm_uid_base
+        await self._slots.start(
+            in_use={machine.entry.uid - base for machine in self._machines.values()},
+            reserved={uid - base for uid in self._journal.uids()},
+        )
         await asyncio.gather(*(self._wait_for_agent(machine) for machine in self._machines.values()))
         await asyncio.to_thread(self._snapshots.clean)
         self.templates.forget_ram({machine.entry.base for machine in self._machines.values()})
@@ -125,7 +156,8 @@ class LocalHost:
             if entry.phase is Phase.RUNNING:
                 await vm.cont()  # its daemon may have died in the short pause of a capture
             entry = self._journal.write(replace(entry, disk=vm.disk, next_disk=None))
-            machine = Machine(entry, vm, None, self._connect, self._machine_ended)
+            doorway = self._foundry.doorway(entry)  # shut until the control plane says what may leave
+            machine = Machine(entry, vm, None, self._connect, self._machine_ended, doorway)
             machine.awake(entry.phase is Phase.RUNNING)
             self._machines[entry.owner or Incarnation("", 0)] = machine
             log.info("vm adopted", vm=entry.vm_id, pid=vm.pid, phase=entry.phase)
@@ -154,10 +186,10 @@ class LocalHost:
             for snapshot_id in self._snapshots.ids():
                 await self.delete_snapshot(snapshot_id)
             await asyncio.to_thread(shutil.rmtree, self._settings.ram_dir, ignore_errors=True)
-            return
         for machine in list(self._machines.values()):
             await machine.detach()
         self._machines.clear()
+        await self._slots.stop()
 
     async def prepare(self, shape: Shape) -> str:
         template = await self.templates.ensure(shape, log_progress)
@@ -173,12 +205,15 @@ class LocalHost:
         parked = self._pool.take(spec.shape)
         if parked is not None:
             with contextlib.suppress(ForkyardError):  # it did not survive the wait: make one as if there were no pool
-                return self._keep(incarnation, await self._foundry.give(parked, incarnation, spec.env))
+                return self._keep(incarnation, await self._foundry.give(parked, incarnation, spec.env, spec.network))
         origin = Origin(template.key, template.snapshot, pristine=True)
         shell = self._pool.take_shell(template.key, spec.shape, template.snapshot.ram)
-        return self._keep(incarnation, await self._foundry.restore(incarnation, spec.shape, origin, spec.env, shell))
+        machine = await self._foundry.restore(incarnation, spec.shape, origin, spec.env, spec.network, shell)
+        return self._keep(incarnation, machine)
 
-    async def fork(self, source: Incarnation, children: Sequence[Incarnation], env: Mapping[str, str]) -> Forked:
+    async def fork(
+        self, source: Incarnation, children: Sequence[Incarnation], env: Mapping[str, str], network: Network
+    ) -> Forked:
         shape, base, ram = self._ram_of(source)
         # Hypervisors start while the parent still runs: what takes long is done before anything is stopped.
         shells = [asyncio.ensure_future(self._shell(child, base, shape, ram)) for child in children]
@@ -187,7 +222,7 @@ class LocalHost:
                 origin = Origin(base, files)
 
                 async def one(child: Incarnation, shell: asyncio.Future[Shell]) -> Created:
-                    machine = await self._foundry.restore(child, shape, origin, env, await shell)
+                    machine = await self._foundry.restore(child, shape, origin, env, network, await shell)
                     return self._keep(child, machine)
 
                 pairs = list(zip(children, shells, strict=True))
@@ -237,12 +272,13 @@ class LocalHost:
         self._resting[incarnation] = machine.entry = entry
         await machine.kill()
         await self._driver.reclaim(self._journal.record(entry))
-        self._foundry.release_uid(entry.uid)
+        await self._foundry.release(entry)
         seal(entry.disk)
 
-    async def resume(self, incarnation: Incarnation, successor: Incarnation) -> Incarnation:
+    async def resume(self, incarnation: Incarnation, successor: Incarnation, network: Network) -> Incarnation:
         machine = self._machines.get(incarnation)
         if machine is not None:
+            await machine.doorway.open(incarnation.sandbox_id, network)
             await machine.vm.cont()
             machine.awake(True)
             guest = await machine.reachable(self._settings.create_timeout_s)
@@ -260,7 +296,7 @@ class LocalHost:
         async with self._saved(entry.memory) as origin:
             # Through the entry, not the snapshot: the same memory, on an overlay of its own.
             shell = self._pool.take_shell(origin.base, entry.shape, origin.files.ram)
-            machine = await self._foundry.restore(successor, entry.shape, origin, entry.env, shell)
+            machine = await self._foundry.restore(successor, entry.shape, origin, entry.env, network, shell)
         self._keep(successor, machine)
         return successor
 
@@ -270,10 +306,10 @@ class LocalHost:
             entry = self._resting_entry(incarnation)
         else:
             if machine.entry.phase is Phase.PAUSED:
-                await self.resume(incarnation, incarnation)
+                await self.resume(incarnation, incarnation, Network())
             await machine.shut_down("systemctl poweroff", POWER_OFF_S)
             await self._driver.reclaim(self._journal.record(machine.entry))
-            self._foundry.release_uid(machine.entry.uid)
+            await self._foundry.release(machine.entry)
             entry = machine.entry
         stopped = await asyncio.to_thread(
             self._journal.write, replace(entry, phase=Phase.STOPPED, memory=None), durable=True
@@ -296,7 +332,8 @@ class LocalHost:
         await self._disks.make_overlay(disk, entry.disk, spec.shape.disk_gib)
         source = await self.templates.boot_source()
         ram = await self.templates.ram_of(f"{ZEROS}{spec.shape.memory_mib}", spec.shape)
-        return self._keep(successor, await self._foundry.boot(successor, spec.shape, source, disk, ram, spec.env))
+        machine = await self._foundry.boot(successor, spec.shape, source, disk, ram, spec.env, spec.network)
+        return self._keep(successor, machine)
 
     # ── snapshots ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -328,7 +365,7 @@ class LocalHost:
         async with self._saved(spec.snapshot_id) as origin:
             shape = self._snapshots.read(spec.snapshot_id).shape
             shell = self._pool.take_shell(origin.base, shape, origin.files.ram)
-            machine = await self._foundry.restore(incarnation, shape, origin, spec.env, shell)
+            machine = await self._foundry.restore(incarnation, shape, origin, spec.env, spec.network, shell)
         return self._keep(incarnation, machine)
 
     @contextlib.asynccontextmanager
@@ -380,6 +417,21 @@ class LocalHost:
         finally:
             layer.unlink(missing_ok=True)
 
+    # ── network ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def set_network(self, incarnation: Incarnation, network: Network) -> None:
+        await self._machine(incarnation).doorway.open(incarnation.sandbox_id, network)
+
+    async def connect(self, incarnation: Incarnation, port: int) -> socket.socket:
+        return await self._machine(incarnation).doorway.connect(port)
+
+    def traffic(self, incarnation: Incarnation) -> Traffic:
+        machine = self._machines.get(incarnation)
+        return machine.doorway.traffic if machine is not None else Traffic()
+
+    def egress(self) -> AsyncIterator[EgressRecord]:
+        return self._egress.records()
+
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def guest(self, incarnation: Incarnation) -> Guest:
@@ -411,7 +463,21 @@ class LocalHost:
         return Capacity(pages * page >> 20, shutil.disk_usage(self._settings.state_dir).free)
 
     async def checks(self) -> list[Check]:
-        return [*await self._driver.checks(), _free_space(self._settings.state_dir)]
+        return [*await self._driver.checks(), await self._slot_check(), _free_space(self._settings.state_dir)]
+
+    async def _slot_check(self) -> Check:
+        try:
+            await self._slots.check()
+        except HostFailure as error:
+            return Check(
+                name="network",
+                status="failed",
+                summary=error.message,
+                advice="Slots need /dev/net/tun, and the Debian packages iproute2 and nftables; run the daemon as root.",
+            )
+        return Check(
+            name="network", status="ok", summary="each VM gets a network namespace of its own, with no way out"
+        )
 
     async def ended(self) -> AsyncIterator[Ended]:
         while True:

@@ -14,6 +14,7 @@ import structlog
 
 from forkyard.errors import ForkyardError, GuestUnreachable
 from forkyard.guest.base import Connector, ExecSpec, Guest
+from forkyard.host.doorway import Doorway
 from forkyard.host.journal import Entry
 from forkyard.hosts.base import Incarnation
 from forkyard.vmm.base import Vm, VmExit
@@ -26,9 +27,13 @@ OnEnd = Callable[[Incarnation, VmExit], None]
 
 
 class Machine:
-    def __init__(self, entry: Entry, vm: Vm, guest: Guest | None, connect: Connector, on_end: OnEnd) -> None:
+    def __init__(
+        self, entry: Entry, vm: Vm, guest: Guest | None, connect: Connector, on_end: OnEnd, doorway: Doorway
+    ) -> None:
         self.entry = entry
         self.vm = vm
+        self.doorway = doorway
+        doorway.guest = lambda: self.guest
         self._guest = guest
         self._connect = connect
         self._on_end = on_end
@@ -107,5 +112,6 @@ class Machine:
         for task in self._watchers:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        await self.doorway.close()
         if self._guest is not None:
             await self._guest.aclose()

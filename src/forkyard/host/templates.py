@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 AGENT_DIR = Path(__file__).parent.parent / "guest_agent"
 
 #: Part of the key: change it when what is done to a machine before it is saved changes.
-RECIPE = 1
+RECIPE = 2
 
 #: A machine that booted by itself has no template: its RAM is a private copy of zeros.
 ZEROS = "zero-"
@@ -51,6 +51,10 @@ WARM_UP = (
     "sudo -u user bash -lc true",
     "tar --version && grep -V && sed --version && env",
 )
+
+
+#: The agent sets the network up as soon as the card is found. Says yes when it is.
+NETWORK_UP = "for i in $(seq 100); do grep -q '^eth0.*0003' /proc/net/route && echo yes && break; sleep 0.1; done"
 
 
 @dataclass(frozen=True)
@@ -199,7 +203,7 @@ class Templates:
         started = time.monotonic()
         try:
             self._journal.forget(entry)
-            self._journal.begin(entry)
+            await self._foundry.begin(entry)
             vm = await self._driver.boot(record, await self.boot_source(), ram)
             guest: Guest | None = None
             try:
@@ -269,6 +273,9 @@ class Templates:
                 failed = await errand.run(guest, "systemctl --failed --no-legend --plain")
                 raise TemplateBuildFailed(f"systemd reports {state!r}: {failed}")
             note("systemd-running")
+            if not await errand.run(guest, NETWORK_UP):
+                raise TemplateBuildFailed("its network card did not come up")
+            note("network")
             progress("template: warming up", 0.7)
             await errand.run(guest, "resize2fs /dev/vda")
             for command in WARM_UP:

@@ -170,7 +170,8 @@ class Host(Protocol):
         ...
 
     def traffic(self, incarnation: Incarnation) -> Traffic:
-        """Bytes that went in and out since this machine started, by whichever way. Zero if it does not run here."""
+        """What its door let through and refused since it was opened: by a start, a resume, or this daemon. Zero if it
+        does not run here."""
         ...
 
     def egress(self) -> AsyncIterator[EgressRecord]:

@@ -9,7 +9,7 @@ Owns: machines that are nothing but a guest object, and snapshots of them. They 
 
 It is strict: a verb that the state of a machine does not allow is an error, so a control plane that mixes up its turns
 is found out. Steps that a `FaultPlan` can name are the verbs of the seam: start, create, destroy, fork, pause, cool,
-resume, power_off, boot, snapshot, rollback, delete_snapshot, stored_bytes, logs, usage, checks, prepare; and `child.N`,
+resume, power_off, boot, set_network, connect, snapshot, rollback, delete_snapshot, stored_bytes, logs, usage, checks, prepare; and `child.N`,
 the child number N (from 0) of a fork. `pause.done`, `resume.done`, `boot.done`, `rollback.done`, `snapshot.done` and
 `create.done` come when it is done and not told yet. `host.holds[step] = event` lets every caller wait at that step.
 """
@@ -17,12 +17,13 @@ the child number N (from 0) of a fork. `pause.done`, `resume.done`, `boot.done`,
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from forkyard.errors import ForkyardError, HostFailure, SandboxNotFound, SnapshotCorrupt, SnapshotNotFound
+from forkyard.errors import ForkyardError, HostFailure, PortClosed, SandboxNotFound, SnapshotCorrupt, SnapshotNotFound
 from forkyard.guest.base import Guest
 from forkyard.hosts.base import (
     Capacity,
@@ -36,6 +37,8 @@ from forkyard.hosts.base import (
     SnapshotMade,
 )
 from forkyard.models import Check, Milestone, SandboxLogs, Shape
+from forkyard.models.network import EgressRecord
+from forkyard.net.base import Network, Traffic
 from forkyard.vmm.base import ExitKind, FaultPlan, VmExit, VmUsage
 
 NewGuest = Callable[[Incarnation, CreateSpec], Guest]
@@ -67,6 +70,9 @@ class MemoryMachine:
     exit: VmExit | None = None
     corrupt: bool = False  # what was saved of its memory is damaged
     stored_bytes: int = _MIB
+    traffic: Traffic = field(default_factory=Traffic)
+    #: What its door enforces. None: it was adopted, and nobody has said yet.
+    network: Network | None = None
     logs: SandboxLogs = field(
         default_factory=lambda: SandboxLogs(
             template_boot=[Milestone(name="kernel", at_ms=400.0), Milestone(name="agent-ready", at_ms=9000.0)],
@@ -108,6 +114,8 @@ class MemoryHost:
         self.holds: dict[str, asyncio.Event] = {}
         #: Every verb called, as (step, incarnation), in order.
         self.calls: list[tuple[str, Incarnation]] = []
+        #: What doors would have recorded; a test puts it in.
+        self.egress_records: asyncio.Queue[EgressRecord] = asyncio.Queue()
         self._new_guest = new_guest
         self._ended: asyncio.Queue[Ended] = asyncio.Queue()
 
@@ -130,6 +138,7 @@ class MemoryHost:
         await self._step("start")
         found: dict[str, set[Incarnation]] = {"adopted": set(), "paused": set(), "stopped": set(), "dead": set()}
         for incarnation, machine in self.world.machines.items():
+            machine.network = None
             found[_found(machine)].add(incarnation)
         return Recovered(
             frozenset(found["adopted"]),
@@ -160,7 +169,9 @@ class MemoryHost:
         if machine is not None:
             await machine.guest.aclose()
 
-    async def fork(self, source: Incarnation, children: Sequence[Incarnation], env: Mapping[str, str]) -> Forked:
+    async def fork(
+        self, source: Incarnation, children: Sequence[Incarnation], env: Mapping[str, str], network: Network
+    ) -> Forked:
         machine = self._alive(source)
         await self._step("fork", source)
         machine = self._alive(source)
@@ -169,7 +180,7 @@ class MemoryHost:
             try:
                 await self._step(f"child.{number}", child)
                 self._vacant(child)
-                spec = replace(machine.spec, env=dict(env))
+                spec = replace(machine.spec, env=dict(env), network=network)
                 guest = await self.copy_guest(child, spec, machine.guest, memory=True)
                 made.append(self._add(child, spec, guest))
             except ForkyardError as error:
@@ -192,7 +203,7 @@ class MemoryHost:
             machine.guest = saved
             machine.power = Power.COLD
 
-    async def resume(self, incarnation: Incarnation, successor: Incarnation) -> Incarnation:
+    async def resume(self, incarnation: Incarnation, successor: Incarnation, network: Network) -> Incarnation:
         self._in_power(incarnation, Power.HOT, Power.COLD)
         await self._step("resume", incarnation)
         machine = self._in_power(incarnation, Power.HOT, Power.COLD)
@@ -201,13 +212,14 @@ class MemoryHost:
                 raise SnapshotCorrupt(f"what was saved of {incarnation} is damaged; boot it: resume(memory=False)")
             self._add(
                 successor,
-                machine.spec,
+                replace(machine.spec, network=network),
                 await self.copy_guest(successor, machine.spec, machine.guest, memory=True),
                 machine.stored_bytes,
             )
             incarnation = successor
         else:
             machine.power = Power.RUNNING
+            machine.network = network
         await self._step("resume.done", incarnation)
         return incarnation
 
@@ -251,6 +263,39 @@ class MemoryHost:
     async def delete_snapshot(self, snapshot_id: str) -> None:
         await self._step("delete_snapshot")
         self.world.snapshots.pop(snapshot_id, None)
+
+    # ── network ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def set_network(self, incarnation: Incarnation, network: Network) -> None:
+        await self._step("set_network", incarnation)
+        self._alive(incarnation).network = network
+
+    async def connect(self, incarnation: Incarnation, port: int) -> socket.socket:
+        """The loopback of this machine stands for that of the guest."""
+        await self._step("connect", incarnation)
+        self._in_power(incarnation, Power.RUNNING)
+        made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        made.setblocking(False)
+        try:
+            await asyncio.get_running_loop().sock_connect(made, ("127.0.0.1", port))
+        except ConnectionRefusedError:
+            made.close()
+            raise PortClosed(f"nothing listens on port {port} in the sandbox") from None
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def traffic(self, incarnation: Incarnation) -> Traffic:
+        machine = self.world.machines.get(incarnation)
+        return Traffic() if machine is None else machine.traffic
+
+    def egress(self) -> AsyncIterator[EgressRecord]:
+        return self._records()
+
+    async def _records(self) -> AsyncIterator[EgressRecord]:
+        while True:
+            yield await self.egress_records.get()
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -310,7 +355,9 @@ class MemoryHost:
 
     def _add(self, incarnation: Incarnation, spec: CreateSpec, guest: Guest, stored_bytes: int = _MIB) -> Created:
         self._vacant(incarnation)
-        machine = self.world.machines[incarnation] = MemoryMachine(guest, spec, stored_bytes=stored_bytes)
+        machine = self.world.machines[incarnation] = MemoryMachine(
+            guest, spec, stored_bytes=stored_bytes, network=spec.network
+        )
         return Created(_template(spec.shape), machine.logs.create)
 
     async def _replace(

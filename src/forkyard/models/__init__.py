@@ -23,6 +23,8 @@ SnapshotId = Annotated[str, StringConstraints(pattern=r"^sc-[a-z0-9]{20}$")]
 Persistence = Literal["ephemeral", "sticky", "persistent"]
 LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_./-]{1,64}$")]
 LabelValue = Annotated[str, StringConstraints(max_length=256)]
+#: Fewer bytes than these within a quarter of the idle timeout are no sign of life: keep-alives, a poll now and then.
+DEFAULT_ACTIVITY_BYTES = 4096
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
 
 
@@ -63,6 +65,12 @@ class SandboxCreate(Request):
         max_length=64,
         description="Variables that hold a placeholder inside; the value is put in on the way out.",
     )
+    activity_threshold_bytes: int = Field(
+        DEFAULT_ACTIVITY_BYTES,
+        ge=0,
+        le=2**31 - 1,
+        description="More network traffic than this, in a quarter of the idle timeout, keeps it awake.",
+    )
 
     def shape(self) -> Shape:
         return Shape(vcpus=self.vcpus, memory_mib=self.memory_mib, disk_gib=self.disk_gib)
@@ -80,6 +88,7 @@ class SandboxUpdate(Request):
     checkpoint_every_s: float | None = Field(None, ge=1)
     checkpoints_kept: int | None = Field(None, ge=1, le=100)
     network: NetworkPolicy | None = Field(None, description="Takes effect at once, also for open connections.")
+    activity_threshold_bytes: int | None = Field(None, ge=0, le=2**31 - 1)
 
 
 class SandboxPause(Request):
@@ -136,6 +145,7 @@ class SandboxInfo(Answer):
     checkpoints_kept: int = 5
     network: NetworkPolicy = Field(default_factory=NetworkPolicy)
     secret_names: list[str] = Field(default_factory=list)
+    activity_threshold_bytes: int = DEFAULT_ACTIVITY_BYTES
     expires_at: datetime | None = Field(None, description="When its ttl deletes it.")
     last_active_at: datetime | None = None
     created_at: datetime
@@ -182,6 +192,8 @@ class SandboxLogs(Answer):
 class SandboxUsage(Answer):
     pss_mib: float = Field(description="Memory of the machine, with shared pages counted by share.")
     cpu_s: float = Field(description="Processor time used since it started.")
+    bytes_out: int = Field(0, description="Sent over the network, over the life of the sandbox.")
+    bytes_in: int = 0
 
 
 # ── execs ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -257,6 +269,9 @@ class ExecExit(Answer):
     signal: int | None = None
     timed_out: bool = False
     duration_ms: float
+    denied: list[str] = Field(
+        default_factory=list, description="If it failed: what the network policy refused it, such as `example.com:443`."
+    )
 
 
 class ExecFailed(Answer):

@@ -140,6 +140,23 @@ class EgressTotals(Answer):
     bytes_in: int = 0
 
 
+class RecordingInfo(Answer):
+    """HTTP exchanges stored under a name."""
+
+    name: str
+    exchanges: int
+    size_bytes: int
+    updated_at: datetime
+
+
+class RecordedExchange(Answer):
+    at: datetime
+    method: str
+    url: str
+    status: int
+    size_bytes: int = Field(description="Of the body of the answer.")
+
+
 class PreviewInfo(Answer):
     url: str
     access: Access
@@ -149,6 +166,11 @@ class PreviewInfo(Answer):
 
 class DomainCreate(Request):
     domain: DomainPattern
+    sandbox_id: str
+    port: Port
+
+
+class DomainMap(Request):
     sandbox_id: str
     port: Port
 

@@ -54,6 +54,8 @@ class ExecResult:
     stderr_bytes: bytes = field(repr=False)
     truncated: bool = False
     """Some output is missing: more than `max_output_bytes`, or pushed out before it was read."""
+    denied: tuple[str, ...] = ()
+    """If it failed: what the network policy refused it, such as `example.com:443`. `sandbox.egress` knows more."""
 
     @property
     def stdout(self) -> str:
@@ -78,8 +80,9 @@ class ExecResult:
         else:
             how = f"ended with exit code {self.exit_code}"
         tail = (self.stderr_bytes or self.stdout_bytes)[-2000:].decode("utf-8", "replace").strip()
+        blocked = f"\nThe network policy refused it: {', '.join(self.denied)}." if self.denied else ""
         raise CommandFailed(
-            f"The command {how}" + (f":\n{tail}" if tail else "."),
+            f"The command {how}" + (f":\n{tail}" if tail else ".") + blocked,
             result=self,
             exec_id=self.exec_id,
             exit_code=self.exit_code,
@@ -162,6 +165,7 @@ class Collector:
             stdout_bytes=bytes(self._kept["stdout"]),
             stderr_bytes=bytes(self._kept["stderr"]),
             truncated=self._truncated,
+            denied=tuple(end.denied),
         )
 
 

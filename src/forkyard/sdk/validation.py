@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -17,6 +18,8 @@ from forkyard.models import (
     Shape,
     SnapshotCreate,
 )
+from forkyard.models.network import EgressPolicy, EgressRule, NetworkPolicy, Preset
+from forkyard.models.ssh import SshAccessCreate, SshKeyCreate
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -60,6 +63,30 @@ def snapshot_create(**fields: Any) -> SnapshotCreate:
     return _valid(SnapshotCreate, fields)
 
 
+def ssh_key_create(**fields: Any) -> SshKeyCreate:
+    return _valid(SshKeyCreate, fields)
+
+
+def ssh_access_create(**fields: Any) -> SshAccessCreate:
+    return _valid(SshAccessCreate, fields)
+
+
+def egress_rule(**fields: Any) -> EgressRule:
+    return _valid(EgressRule, fields)
+
+
+#: A preset's name; or what may leave; or that and what may enter. Plain mappings will do.
+Network: TypeAlias = Preset | EgressPolicy | NetworkPolicy | Mapping[str, Any]
+
+
+def network_policy(network: Network) -> NetworkPolicy:
+    if isinstance(network, str):
+        return _valid(NetworkPolicy, {"egress": {"preset": network}})
+    if isinstance(network, EgressPolicy):
+        return NetworkPolicy(egress=network)
+    return network if isinstance(network, NetworkPolicy) else _valid(NetworkPolicy, dict(network))
+
+
 def _valid(model: type[M], fields: dict[str, Any]) -> M:
     try:
         return model.model_validate(fields)
@@ -67,4 +94,6 @@ def _valid(model: type[M], fields: dict[str, Any]) -> M:
         first = exc.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         cls = InvalidShape if name in Shape.model_fields else InvalidRequest
-        raise cls(f"{name}={first['input']!r} is not possible: {first['msg']}.", field=name) from None
+        # What was given in place of a secret may be one.
+        given = "" if name.startswith("secrets.") else f"={first['input']!r}"
+        raise cls(f"{name}{given} is not possible: {first['msg']}.", field=name) from None

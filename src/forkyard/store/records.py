@@ -8,7 +8,20 @@ from datetime import datetime
 from typing import Any
 
 from forkyard.lifecycle import Cause, State
-from forkyard.models import Persistence, Shape
+from forkyard.models import DEFAULT_ACTIVITY_BYTES, Persistence, Shape
+from forkyard.models.network import NetworkPolicy
+from forkyard.net.base import Traffic
+
+
+@dataclass(frozen=True)
+class SealedSecret:
+    """A secret of a sandbox. Forks inherit it as it is, placeholder included: it stands in their memory."""
+
+    hosts: tuple[str, ...]
+    header: str
+    format: str
+    placeholder: str = field(repr=False)
+    sealed: str | None = field(repr=False)  # None: the stored secret of this name, whatever it is then
 
 
 @dataclass(frozen=True)
@@ -37,6 +50,11 @@ class SandboxRecord:
     created_at: datetime
     updated_at: datetime
     ended_at: datetime | None
+    network: NetworkPolicy = field(default_factory=NetworkPolicy)
+    secrets: Mapping[str, SealedSecret] = field(default_factory=dict)
+    trusts_ca: bool | None = False  # whether its guest was told to trust our authority; None: nobody knows
+    activity_threshold_bytes: int = DEFAULT_ACTIVITY_BYTES
+    traffic: Traffic = field(default_factory=Traffic)  # of its earlier machines, and of this one up to the last look
 
 
 @dataclass(frozen=True)
@@ -55,6 +73,10 @@ class NewSandbox:
     ttl_s: float | None = None
     checkpoint_every_s: float | None = None
     checkpoints_kept: int = 5
+    network: NetworkPolicy = field(default_factory=NetworkPolicy)
+    secrets: Mapping[str, SealedSecret] = field(default_factory=dict)
+    trusts_ca: bool | None = False
+    activity_threshold_bytes: int = DEFAULT_ACTIVITY_BYTES
 
 
 @dataclass(frozen=True)
@@ -112,6 +134,25 @@ class KeyRecord:
     prefix: str
     created_at: datetime
     last_used_at: datetime | None
+
+
+@dataclass(frozen=True)
+class SshKeyRecord:
+    id: str
+    name: str
+    fingerprint: str
+    created_at: datetime
+    last_used_at: datetime | None
+
+
+@dataclass(frozen=True)
+class DomainRecord:
+    domain: str
+    sandbox_id: str
+    port: int
+    token: str
+    verified_at: datetime | None
+    created_at: datetime
 
 
 @dataclass(frozen=True)

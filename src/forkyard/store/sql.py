@@ -9,6 +9,7 @@ Snapshots have a file of their own (`snapshots.py`); how a transaction runs is i
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,8 +17,14 @@ import sqlalchemy as sa
 
 from forkyard.errors import IdempotencyConflict, NoCapacity, StateConflict
 from forkyard.lifecycle import ENDED, LIVE, Cause, State, allowed
-from forkyard.models import Shape
+from forkyard.models import DEFAULT_ACTIVITY_BYTES, Shape
+from forkyard.models.network import NetworkPolicy
+from forkyard.net.base import Traffic
 from forkyard.store.database import record_event
+from forkyard.store.domains import PreviewQueries
+from forkyard.store.egress import EgressQueries
+from forkyard.store.git import GitQueries
+from forkyard.store.identities import IdentityQueries
 from forkyard.store.records import (
     Admit,
     EventRecord,
@@ -27,15 +34,18 @@ from forkyard.store.records import (
     NewSandbox,
     Place,
     SandboxRecord,
+    SealedSecret,
 )
+from forkyard.store.secrets import SecretQueries
 from forkyard.store.snapshots import SnapshotQueries
+from forkyard.store.ssh import SshQueries
 from forkyard.store.tables import events, idempotency, keys, sandboxes
 
 IDEMPOTENCY_LIFETIME = timedelta(hours=24)
 CREATES_WINDOW = timedelta(minutes=1)
 
 
-class Store(SnapshotQueries):
+class Store(SnapshotQueries, EgressQueries, SecretQueries, SshQueries, PreviewQueries, GitQueries, IdentityQueries):
     """Open with `Store.open`."""
 
     # ── sandboxes ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -196,6 +206,10 @@ class Store(SnapshotQueries):
         query = sandboxes.select().where(sa.or_(table.state.in_(states), failed))
         return await self._read(lambda connection: [_sandbox(row) for row in connection.execute(query).mappings()])
 
+    async def count_by_state(self) -> dict[State, int]:
+        query = sa.select(sandboxes.c.state, sa.func.count()).group_by(sandboxes.c.state)
+        return await self._read(lambda connection: {State(row[0]): row[1] for row in connection.execute(query)})
+
     async def count_sandboxes(self, state: State) -> int:
         query = sa.select(sa.func.count()).select_from(sandboxes).where(sandboxes.c.state == state)
         return await self._read(lambda connection: connection.execute(query).scalar_one())
@@ -324,6 +338,14 @@ def _insert(connection: sa.Connection, new: NewSandbox, now: datetime, admit: Ad
         "checkpoints_kept": new.checkpoints_kept,
         "expires_at": None if new.ttl_s is None else now + timedelta(seconds=new.ttl_s),
         "last_active_at": now,
+        "network": new.network.model_dump(mode="json"),
+        "secrets": {name: asdict(secret) for name, secret in new.secrets.items()},
+        "trusts_ca": new.trusts_ca,
+        "activity_threshold_bytes": new.activity_threshold_bytes,
+        "bytes_out": 0,
+        "bytes_in": 0,
+        "connections": 0,
+        "denied": 0,
         "created_at": now,
         "updated_at": now,
         "ended_at": None,
@@ -385,6 +407,15 @@ def _sandbox(row: Mapping[str, Any] | sa.RowMapping) -> SandboxRecord:
         created_at=row["created_at"],
         updated_at=row["updated_at"],
         ended_at=row["ended_at"],
+        network=NetworkPolicy() if row["network"] is None else NetworkPolicy.model_validate(row["network"]),
+        secrets={
+            name: SealedSecret(**{**one, "hosts": tuple(one["hosts"])}) for name, one in (row["secrets"] or {}).items()
+        },
+        trusts_ca=row["trusts_ca"],
+        activity_threshold_bytes=(
+            DEFAULT_ACTIVITY_BYTES if row["activity_threshold_bytes"] is None else row["activity_threshold_bytes"]
+        ),
+        traffic=Traffic(*(row[name] or 0 for name in ("bytes_out", "bytes_in", "connections", "denied"))),
     )
 
 

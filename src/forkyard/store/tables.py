@@ -64,6 +64,14 @@ sandboxes = sa.Table(
     sa.Column("checkpoints_kept", sa.Integer),
     sa.Column("expires_at", UtcDateTime),
     sa.Column("last_active_at", UtcDateTime),
+    sa.Column("network", sa.JSON),
+    sa.Column("secrets", sa.JSON),  # by name; values are encrypted, or absent: then the stored secret is meant
+    sa.Column("trusts_ca", sa.Boolean),  # what its guest was last told; null: nobody knows
+    sa.Column("activity_threshold_bytes", sa.Integer),
+    sa.Column("bytes_out", sa.BigInteger),
+    sa.Column("bytes_in", sa.BigInteger),
+    sa.Column("connections", sa.BigInteger),
+    sa.Column("denied", sa.BigInteger),
     sa.Index(None, "created_at", "id"),  # the order of lists
     sa.Index(None, "state"),
     sa.Index(None, "key_id", "created_at"),  # creates of the last minute
@@ -122,4 +130,180 @@ idempotency = sa.Table(
     sa.Column("expires_at", UtcDateTime, nullable=False),
     sa.Index(None, "sandbox_id"),
     sa.Index(None, "expires_at"),
+)
+
+egress = sa.Table(
+    "egress",
+    metadata,
+    sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
+    sa.Column("at", UtcDateTime, nullable=False),
+    sa.Column("sandbox_id", sa.String(32), nullable=False),
+    sa.Column("kind", sa.String(8), nullable=False),
+    sa.Column("exec_id", sa.String(64)),
+    sa.Column("process", sa.Text),
+    sa.Column("trace_id", sa.Text),
+    sa.Column("name", sa.Text),
+    sa.Column("address", sa.String(64)),
+    sa.Column("port", sa.Integer),
+    sa.Column("bytes_out", sa.BigInteger, nullable=False),
+    sa.Column("bytes_in", sa.BigInteger, nullable=False),
+    sa.Column("duration_ms", sa.Float, nullable=False),
+    sa.Column("verdict", sa.String(8), nullable=False),
+    sa.Column("reason", sa.Text),
+    sa.Index(None, "sandbox_id", "id"),
+    sqlite_autoincrement=True,  # as with events
+)
+
+secrets = sa.Table(
+    "secrets",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("sealed", sa.Text, nullable=False),  # encrypted with the key in the state directory
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("updated_at", UtcDateTime, nullable=False),
+)
+
+ssh_keys = sa.Table(
+    "ssh_keys",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("key_id", sa.String(32), sa.ForeignKey("keys.id", ondelete="CASCADE"), nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("fingerprint", sa.String(64), nullable=False, unique=True),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("last_used_at", UtcDateTime),
+    sa.Index(None, "key_id"),
+)
+
+ssh_passwords = sa.Table(
+    "ssh_passwords",
+    metadata,
+    sa.Column("hash", sa.String(64), primary_key=True),
+    sa.Column("sandbox_id", sa.String(32), sa.ForeignKey("sandboxes.id"), nullable=False),
+    sa.Column("key_id", sa.String(32), sa.ForeignKey("keys.id", ondelete="CASCADE"), nullable=False),
+    sa.Column("expires_at", UtcDateTime, nullable=False),
+    sa.Index(None, "sandbox_id"),
+    sa.Index(None, "key_id"),
+    sa.Index(None, "expires_at"),
+)
+
+preview_tokens = sa.Table(
+    "preview_tokens",
+    metadata,
+    sa.Column("sandbox_id", sa.String(32), sa.ForeignKey("sandboxes.id"), primary_key=True),
+    sa.Column("port", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("token", sa.String(64), nullable=False),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+)
+
+preview_links = sa.Table(
+    "preview_links",  # those that were used, until they expire: none works twice
+    metadata,
+    sa.Column("nonce", sa.String(32), primary_key=True),
+    sa.Column("expires_at", UtcDateTime, nullable=False),
+    sa.Index(None, "expires_at"),
+)
+
+domains = sa.Table(
+    "domains",
+    metadata,
+    sa.Column("domain", sa.String(253), primary_key=True),
+    sa.Column("sandbox_id", sa.String(32), sa.ForeignKey("sandboxes.id"), nullable=False),
+    sa.Column("port", sa.Integer, nullable=False),
+    sa.Column("token", sa.String(64), nullable=False),  # what the TXT record must hold
+    sa.Column("verified_at", UtcDateTime),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Index(None, "sandbox_id"),
+)
+
+repos = sa.Table(
+    "repos",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("name", sa.Text, nullable=False, unique=True),
+    sa.Column("description", sa.Text),
+    sa.Column("visibility", sa.String(16), nullable=False),
+    sa.Column("ready", sa.Boolean, nullable=False),  # as with snapshots
+    sa.Column("quota_bytes", sa.BigInteger, nullable=False),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("updated_at", UtcDateTime, nullable=False),
+    sa.Column("pushed_at", UtcDateTime),
+    sa.Index(None, "created_at", "id"),
+)
+
+lfs_locks = sa.Table(
+    "lfs_locks",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("repo_id", sa.String(32), sa.ForeignKey("repos.id", ondelete="CASCADE"), nullable=False),
+    sa.Column("path", sa.Text, nullable=False),
+    sa.Column("owner_id", sa.String(32), nullable=False),
+    sa.Column("owner_name", sa.Text, nullable=False),
+    sa.Column("locked_at", UtcDateTime, nullable=False),
+    sa.UniqueConstraint("repo_id", "path"),
+)
+
+identities = sa.Table(
+    "identities",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("managed", sa.Text, unique=True),  # what for, if Forkyard made it for itself
+    sa.Column("created_at", UtcDateTime, nullable=False),
+)
+
+tokens = sa.Table(
+    "tokens",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("identity_id", sa.String(32), sa.ForeignKey("identities.id", ondelete="CASCADE"), nullable=False),
+    sa.Column("hash", sa.String(64), nullable=False, unique=True),
+    sa.Column("prefix", sa.String(16), nullable=False),
+    sa.Column("name", sa.Text),
+    sa.Column("sandbox_id", sa.String(32)),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("expires_at", UtcDateTime),
+    sa.Column("last_used_at", UtcDateTime),
+    sa.Index(None, "identity_id"),
+)
+
+repo_grants = sa.Table(
+    "repo_grants",
+    metadata,
+    sa.Column("identity_id", sa.String(32), sa.ForeignKey("identities.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("repo_id", sa.String(32), sa.ForeignKey("repos.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("permission", sa.String(16), nullable=False),
+    sa.Column("granted_at", UtcDateTime, nullable=False),
+    sa.Column("granted_by", sa.Text, nullable=False),
+    sa.Index(None, "repo_id"),
+)
+
+sandbox_grants = sa.Table(
+    "sandbox_grants",
+    metadata,
+    sa.Column("identity_id", sa.String(32), sa.ForeignKey("identities.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("sandbox_id", sa.String(32), sa.ForeignKey("sandboxes.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("allowed_users", sa.JSON(none_as_null=True)),  # null: any
+    sa.Column("granted_at", UtcDateTime, nullable=False),
+    sa.Column("granted_by", sa.Text, nullable=False),
+)
+
+audit = sa.Table(
+    "audit",
+    metadata,
+    sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
+    sa.Column("at", UtcDateTime, nullable=False),
+    sa.Column("actor_kind", sa.String(16), nullable=False),
+    sa.Column("actor_id", sa.String(32)),
+    sa.Column("actor_name", sa.Text, nullable=False),
+    sa.Column("token_id", sa.String(32)),
+    sa.Column("sandbox_id", sa.String(32)),
+    sa.Column("address", sa.Text),
+    sa.Column("action", sa.String(64), nullable=False),
+    sa.Column("resource", sa.Text),
+    sa.Column("allowed", sa.Boolean, nullable=False),
+    sa.Column("data", sa.JSON, nullable=False),
+    sa.Index(None, "actor_id", "id"),
+    sqlite_autoincrement=True,  # as with events
 )

@@ -27,6 +27,7 @@ class VmRecord:
     uid: int  # unprivileged user this VM runs as, its own
     shape: Shape
     disk: Path  # qcow2 it starts to write on; made if it does not exist. Later see `Vm.disk`.
+    netns: Path | None = None  # network namespace with the tap of its network card; None: one of its own, empty
 
 
 @dataclass(frozen=True)

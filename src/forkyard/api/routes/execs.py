@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Path, Query, Request, Response
@@ -86,14 +87,16 @@ async def run(sandbox_id: str, body: _ExecBody, control: Control) -> Response:
     spec = exec_spec(body)
     hold = not spec.pty and not spec.stdin
     stack, execution = await opened(control.following.execute(sandbox_id, spec, hold=hold))
-    return NdjsonStream(stack, exec_lines(execution))
+    return NdjsonStream(stack, exec_lines(execution, partial(control.egress.denials, sandbox_id)))
 
 
 @router.post(
     "/execs", status_code=201, response_model=ExecInfo, summary="Start a command in the background", responses=_STARTING
 )
-async def start(body: _ExecBody, guest: RunningGuest) -> Response:
-    return answer(await guest.start(exec_spec(body)), 201)
+async def start(body: _ExecBody, guest: RunningGuest, control: Control) -> Response:
+    info = await guest.start(exec_spec(body))
+    control.metrics.execs.inc()
+    return answer(info, 201)
 
 
 @router.get("/execs", response_model=Page[ExecInfo], summary="List commands, running and recently ended")
@@ -120,7 +123,7 @@ async def output(
     stack, execution = await opened(
         control.following.attach(sandbox_id, exec_id, stdout_offset=stdout_offset, stderr_offset=stderr_offset)
     )
-    return NdjsonStream(stack, exec_lines(execution))
+    return NdjsonStream(stack, exec_lines(execution, partial(control.egress.denials, sandbox_id)))
 
 
 @router.post(

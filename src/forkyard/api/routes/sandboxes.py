@@ -27,7 +27,7 @@ from forkyard.models import Page, SandboxCreate, SandboxInfo, SandboxLogs, Sandb
 
 router = APIRouter(prefix="/sandboxes", tags=["sandboxes"], route_class=BoundedRoute)
 
-_EXAMPLE = {
+_EXAMPLE: dict[str, Any] = {
     "id": "q7m2v9x4k1c8b3n6d5f0",
     "name": "tests",
     "state": "running",
@@ -44,6 +44,8 @@ _EXAMPLE = {
     "idle_timeout_s": 300.0,
     "checkpoint_every_s": None,
     "checkpoints_kept": 5,
+    "network": {"egress": {"preset": "coding"}},
+    "secret_names": [],
     "expires_at": None,
     "last_active_at": "2026-01-01T12:00:00.150Z",
     "created_at": "2026-01-01T12:00:00Z",
@@ -185,9 +187,12 @@ async def logs(sandbox_id: str, control: Control) -> Response:
 @router.get(
     "/{sandbox_id}/usage",
     response_model=SandboxUsage,
-    summary="Memory and processor time of the machine",
+    summary="Memory, processor time and traffic",
     responses=documented(SandboxNotFound, SandboxEnded, StateConflict),
 )
 async def usage(sandbox_id: str, control: Control) -> Response:
     used = await control.sandboxes.usage(sandbox_id)
-    return answer(SandboxUsage(pss_mib=used.pss_mib, cpu_s=used.cpu_s))
+    moved = await control.egress.totals(sandbox_id)
+    return answer(
+        SandboxUsage(pss_mib=used.pss_mib, cpu_s=used.cpu_s, bytes_out=moved.bytes_out, bytes_in=moved.bytes_in)
+    )

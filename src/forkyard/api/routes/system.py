@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from forkyard.api.answers import answer
 from forkyard.api.inputs import BoundedRoute, Control
 from forkyard.models import Check, Health, Shutdown
+from forkyard.telemetry.metrics import CONTENT_TYPE
 
 router = APIRouter(tags=["system"], route_class=BoundedRoute)
 
@@ -25,6 +26,13 @@ async def health(request: Request, control: Control) -> Response:
             sandboxes_running=await control.sandboxes.count_running(),
             pid=os.getpid(),
         )
+    )
+
+
+async def metrics(request: Request, control: Control) -> Response:
+    """For Prometheus. At `/metrics`, not below the prefix; with an API key, as all else."""
+    return Response(
+        await control.metrics_text(request.app.version), media_type=CONTENT_TYPE, headers={"cache-control": "no-store"}
     )
 
 

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
+from secrets import token_hex
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import httpx
 
 from forkyard.errors import DaemonUnreachable, ForkyardError, from_problem
 from forkyard.lifecycle import State
-from forkyard.models import Check, EventInfo, Health, KeyCreated, KeyInfo, Page, Persistence, SandboxInfo
+from forkyard.models import (
+    DEFAULT_ACTIVITY_BYTES,
+    Check,
+    EventInfo,
+    Health,
+    KeyCreated,
+    KeyInfo,
+    Page,
+    Persistence,
+    SandboxInfo,
+)
+from forkyard.models.network import Secret
 from forkyard.sdk import connect, validation, wire
 from forkyard.sdk._async import runtime
+from forkyard.sdk._async.domains import AsyncDomains
 from forkyard.sdk._async.sandbox import AsyncSandbox
+from forkyard.sdk._async.secrets import AsyncSecrets
 from forkyard.sdk._async.snapshots import AsyncSnapshot, AsyncSnapshots, reference
+from forkyard.sdk._async.ssh import AsyncSsh
 from forkyard.sdk._async.transport import RESTART_S, AsyncTransport
 
 _MAX_TAIL = 1000
@@ -55,10 +69,18 @@ class AsyncForkyard:
         self.snapshots = AsyncSnapshots(self._transport)
         self.events = AsyncEvents(self._transport)
         self.keys = AsyncKeys(self._transport)
+        self.domains = AsyncDomains(self._transport)
+        self.secrets = AsyncSecrets(self._transport)
+        self.ssh = AsyncSsh(self._transport)
 
     async def health(self) -> Health:
         answer = await self._transport.request("GET", "/health")
         return wire.parse(Health, answer.content)
+
+    async def ca(self) -> str:
+        """The certificate, as PEM, of this installation's authority. Trust it to open previews over HTTPS."""
+        answer = await self._transport.request("GET", "/ca")
+        return answer.text
 
     async def doctor(self) -> list[Check]:
         """What the daemon finds right and wrong with its machine."""
@@ -101,6 +123,9 @@ class AsyncSandboxes:
         priority: int = 5,
         checkpoint_every_s: float | None = None,
         checkpoints_kept: int = 5,
+        network: validation.Network | None = None,
+        secrets: Mapping[str, Secret | Mapping[str, Any]] | None = None,
+        activity_threshold_bytes: int = DEFAULT_ACTIVITY_BYTES,
         idempotency_key: str | None = None,
         timeout_s: float = wire.CREATE_S,
     ) -> AsyncSandbox:
@@ -111,6 +136,11 @@ class AsyncSandboxes:
         the next call wakes it (None: never); after `ttl_s` it is deleted. `persistence`: `ephemeral` is deleted when it
         pauses or stops; of the `sticky` ones the lowest `priority` gives way when the disk is full; `persistent` never
         does. `checkpoint_every_s` takes a snapshot that often and keeps the last `checkpoints_kept`.
+
+        `network`: what may leave and enter: the name of a preset, an `EgressPolicy` or a `NetworkPolicy`. Default: the
+        preset `coding`; with a snapshot, what its sandbox has. `secrets` are variables whose value never enters the
+        machine: it is put in on the way to the named hosts. More traffic than `activity_threshold_bytes` in a quarter
+        of the idle timeout keeps it awake.
 
         A create that is retried with the same `idempotency_key` gives the same sandbox; the client sends one by itself,
         so that a broken connection never leaves a second machine. After `timeout_s` it raises `OperationTimeout`.
@@ -129,12 +159,17 @@ class AsyncSandboxes:
             priority=priority,
             checkpoint_every_s=checkpoint_every_s,
             checkpoints_kept=checkpoints_kept,
+            secrets=dict(secrets or {}),
+            activity_threshold_bytes=activity_threshold_bytes,
         )
+        body = request.model_dump(exclude_defaults=True)
+        if network is not None:  # also if it is the default: a snapshot has one of its own
+            body["network"] = validation.network_policy(network).model_dump(mode="json")
         answer = await self._transport.request(
             "POST",
             "/sandboxes",
-            body=request.model_dump(exclude_defaults=True),
-            headers={"Idempotency-Key": idempotency_key or secrets.token_hex(16)},
+            body=body,
+            headers={"Idempotency-Key": idempotency_key or token_hex(16)},
             again=True,
             timeout_s=timeout_s,
         )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import ParamSpec, TypeAlias, TypeVar
 
 import httpx
 from websockets.asyncio.client import ClientConnection, connect, unix_connect
+
+from forkyard.errors import Conflict
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -82,3 +85,64 @@ async def open_websocket(
         max_size=None,
         proxy=True if use_proxy else None,
     )
+
+
+class Pipe:
+    """A connection somebody made to our `Listener`."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def read(self) -> bytes:
+        """Empty at the end."""
+        try:
+            return await self._reader.read(262_144)
+        except OSError:
+            return b""
+
+    async def write(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self._writer.write(data)
+            await self._writer.drain()
+
+    async def aclose(self) -> None:
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+
+class Listener:
+    """A local port; see `listen`."""
+
+    def __init__(self, server: asyncio.Server, tasks: set[asyncio.Task[None]]) -> None:
+        self._server = server
+        self._tasks = tasks
+        self._closed = asyncio.Event()
+        self.port: int = server.sockets[0].getsockname()[1]
+
+    async def wait(self) -> None:
+        await self._closed.wait()
+
+    async def aclose(self) -> None:
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._closed.set()
+
+
+async def listen(host: str, port: int, serve: Callable[[Pipe], Awaitable[None]]) -> Listener:
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def came(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        await serve(Pipe(reader, writer))
+
+    try:
+        return Listener(await asyncio.start_server(came, host, port), tasks)
+    except OSError as exc:
+        raise Conflict(f"Cannot listen on {host}:{port}: {exc.strerror}. Choose another local port.") from exc

@@ -18,9 +18,13 @@ from forkyard.models import (
     SandboxUsage,
     SnapshotInfo,
 )
+from forkyard.models.network import PreviewInfo
+from forkyard.models.ssh import SshAccess
 from forkyard.sdk import validation, wire
+from forkyard.sdk._async.egress import AsyncEgress
 from forkyard.sdk._async.execution import AsyncExecStream
 from forkyard.sdk._async.files import AsyncFiles
+from forkyard.sdk._async.forward import AsyncForward
 from forkyard.sdk._async.process import AsyncProcess
 from forkyard.sdk._async.snapshots import AsyncSnapshot, reference
 from forkyard.sdk._async.terminal import AsyncTerminal
@@ -38,6 +42,7 @@ class AsyncSandbox:
         self.info = info
         """As the daemon last reported it; `refresh()` asks again."""
         self.files = AsyncFiles(transport, info.id)
+        self.egress = AsyncEgress(transport, info.id)
 
     def __repr__(self) -> str:
         name = f", name={self.info.name!r}" if self.info.name else ""
@@ -198,6 +203,8 @@ class AsyncSandbox:
         priority: int | Unchanged = UNCHANGED,
         checkpoint_every_s: float | Unchanged | None = UNCHANGED,
         checkpoints_kept: int | Unchanged = UNCHANGED,
+        network: validation.Network | Unchanged = UNCHANGED,
+        activity_threshold_bytes: int | Unchanged = UNCHANGED,
     ) -> SandboxInfo:
         """Change what `create` was told. What is not given stays. None is never, or none; a ttl begins now."""
         request = validation.sandbox_update(
@@ -209,6 +216,8 @@ class AsyncSandbox:
             priority=priority,
             checkpoint_every_s=checkpoint_every_s,
             checkpoints_kept=checkpoints_kept,
+            network=network if isinstance(network, Unchanged) else validation.network_policy(network),
+            activity_threshold_bytes=activity_threshold_bytes,
         )
         return await self._change("PATCH", "", request.model_dump(exclude_unset=True))
 
@@ -234,15 +243,19 @@ class AsyncSandbox:
         timeout_s: float | None = None,
         stdin: str | bytes | None = None,
         label: str | None = None,
+        trace_id: str | None = None,
         max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
         check: bool = False,
     ) -> ExecResult:
         """Run a command to its end. A string runs in `bash -c`, a list without a shell.
 
         After `timeout_s` the whole process tree is killed and `timed_out` is set. Of each stream the first
-        `max_output_bytes` are kept. A non-zero exit code is data; `check=True` raises `CommandFailed` instead.
+        `max_output_bytes` are kept. A non-zero exit code is data; `check=True` raises `CommandFailed` instead. Every
+        connection it makes is recorded with the `trace_id`.
         """
-        stream = self.exec_stream(command, cwd=cwd, env=env, user=user, timeout_s=timeout_s, stdin=stdin, label=label)
+        stream = self.exec_stream(
+            command, cwd=cwd, env=env, user=user, timeout_s=timeout_s, stdin=stdin, label=label, trace_id=trace_id
+        )
         result = await stream.collect(max_output_bytes)
         return result.check() if check else result
 
@@ -256,6 +269,7 @@ class AsyncSandbox:
         timeout_s: float | None = None,
         stdin: str | bytes | AsyncIterable[bytes] | Iterable[bytes] | None = None,
         label: str | None = None,
+        trace_id: str | None = None,
     ) -> AsyncExecStream:
         """Run a command and iterate over its output as it comes; then the stream's `exit_code` is set.
 
@@ -269,6 +283,7 @@ class AsyncSandbox:
             timeout_s=timeout_s,
             stdin=stdin is not None,
             label=label,
+            trace_id=trace_id,
         )
         data = stdin.encode() if isinstance(stdin, str) else stdin
         return AsyncExecStream(self._transport, self.id, create=create, stdin=data)
@@ -286,6 +301,7 @@ class AsyncSandbox:
         rows: int = 24,
         cols: int = 80,
         label: str | None = None,
+        trace_id: str | None = None,
     ) -> AsyncProcess:
         """Start a command and leave it running. It outlives client and daemon; `process(id)` finds it again."""
         create = validation.exec_create(
@@ -299,6 +315,7 @@ class AsyncSandbox:
             rows=rows,
             cols=cols,
             label=label,
+            trace_id=trace_id,
         )
         answer = await self._transport.request(
             "POST", f"{self._path}/execs", body=create.model_dump(exclude_defaults=True)
@@ -314,6 +331,37 @@ class AsyncSandbox:
     def process(self, exec_id: str) -> AsyncProcess:
         """A command that was started before, maybe by another client."""
         return AsyncProcess(self._transport, self.id, exec_id)
+
+    # ── previews ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def url(self, port: int) -> str:
+        """The address of a server in it: `http://3000-<id>.localhost:7070`. Opening it wakes the sandbox."""
+        return (await self.preview(port)).url
+
+    async def preview(self, port: int) -> PreviewInfo:
+        """The address of a port, who may open it, and (if a token is asked for) its token and a one-time link."""
+        answer = await self._transport.request("GET", f"{self._path}/previews/{port}")
+        return wire.parse(PreviewInfo, answer.content)
+
+    async def rotate_preview(self, port: int) -> PreviewInfo:
+        """A new token for a port. The old one, its cookies and its links open nothing from now on."""
+        answer = await self._transport.request("POST", f"{self._path}/previews/{port}/rotate")
+        return wire.parse(PreviewInfo, answer.content)
+
+    # ── ways in ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def ssh(self, *, ttl_s: float = 86400.0) -> SshAccess:
+        """A password for SSH into this sandbox, good for `ttl_s`, with the command to type."""
+        request = validation.ssh_access_create(ttl_s=ttl_s)
+        answer = await self._transport.request("POST", f"{self._path}/ssh", body=request.model_dump(), again=True)
+        return wire.parse(SshAccess, answer.content)
+
+    def forward(self, port: int, *, local_port: int = 0, host: str = "127.0.0.1") -> AsyncForward:
+        """A local port that leads to a port of the sandbox, through the daemon. `local_port` 0 is a free one.
+
+        As a context manager: `async with sandbox.forward(5432) as forward: connect("127.0.0.1", forward.port)`.
+        """
+        return AsyncForward(self._transport, self.id, port, local_port, host)
 
     def terminal(
         self,

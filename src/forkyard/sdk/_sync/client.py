@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
+from secrets import token_hex
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import httpx
 
 from forkyard.errors import DaemonUnreachable, ForkyardError, from_problem
 from forkyard.lifecycle import State
 from forkyard.models import (
+    DEFAULT_ACTIVITY_BYTES,
     Check,
     EventInfo,
     Health,
@@ -25,10 +26,14 @@ from forkyard.models import (
     Persistence,
     SandboxInfo,
 )
+from forkyard.models.network import Secret
 from forkyard.sdk import connect, validation, wire
 from forkyard.sdk._sync import runtime
+from forkyard.sdk._sync.domains import Domains
 from forkyard.sdk._sync.sandbox import Sandbox
+from forkyard.sdk._sync.secrets import Secrets
 from forkyard.sdk._sync.snapshots import Snapshot, Snapshots, reference
+from forkyard.sdk._sync.ssh import Ssh
 from forkyard.sdk._sync.transport import RESTART_S, Transport
 
 _MAX_TAIL = 1000
@@ -65,10 +70,18 @@ class Forkyard:
         self.snapshots = Snapshots(self._transport)
         self.events = Events(self._transport)
         self.keys = Keys(self._transport)
+        self.domains = Domains(self._transport)
+        self.secrets = Secrets(self._transport)
+        self.ssh = Ssh(self._transport)
 
     def health(self) -> Health:
         answer = self._transport.request("GET", "/health")
         return wire.parse(Health, answer.content)
+
+    def ca(self) -> str:
+        """The certificate, as PEM, of this installation's authority. Trust it to open previews over HTTPS."""
+        answer = self._transport.request("GET", "/ca")
+        return answer.text
 
     def doctor(self) -> list[Check]:
         """What the daemon finds right and wrong with its machine."""
@@ -111,6 +124,9 @@ class Sandboxes:
         priority: int = 5,
         checkpoint_every_s: float | None = None,
         checkpoints_kept: int = 5,
+        network: validation.Network | None = None,
+        secrets: Mapping[str, Secret | Mapping[str, Any]] | None = None,
+        activity_threshold_bytes: int = DEFAULT_ACTIVITY_BYTES,
         idempotency_key: str | None = None,
         timeout_s: float = wire.CREATE_S,
     ) -> Sandbox:
@@ -121,6 +137,11 @@ class Sandboxes:
         the next call wakes it (None: never); after `ttl_s` it is deleted. `persistence`: `ephemeral` is deleted when it
         pauses or stops; of the `sticky` ones the lowest `priority` gives way when the disk is full; `persistent` never
         does. `checkpoint_every_s` takes a snapshot that often and keeps the last `checkpoints_kept`.
+
+        `network`: what may leave and enter: the name of a preset, an `EgressPolicy` or a `NetworkPolicy`. Default: the
+        preset `coding`; with a snapshot, what its sandbox has. `secrets` are variables whose value never enters the
+        machine: it is put in on the way to the named hosts. More traffic than `activity_threshold_bytes` in a quarter
+        of the idle timeout keeps it awake.
 
         A create that is retried with the same `idempotency_key` gives the same sandbox; the client sends one by itself,
         so that a broken connection never leaves a second machine. After `timeout_s` it raises `OperationTimeout`.
@@ -139,12 +160,17 @@ class Sandboxes:
             priority=priority,
             checkpoint_every_s=checkpoint_every_s,
             checkpoints_kept=checkpoints_kept,
+            secrets=dict(secrets or {}),
+            activity_threshold_bytes=activity_threshold_bytes,
         )
+        body = request.model_dump(exclude_defaults=True)
+        if network is not None:  # also if it is the default: a snapshot has one of its own
+            body["network"] = validation.network_policy(network).model_dump(mode="json")
         answer = self._transport.request(
             "POST",
             "/sandboxes",
-            body=request.model_dump(exclude_defaults=True),
-            headers={"Idempotency-Key": idempotency_key or secrets.token_hex(16)},
+            body=body,
+            headers={"Idempotency-Key": idempotency_key or token_hex(16)},
             again=True,
             timeout_s=timeout_s,
         )

@@ -14,6 +14,8 @@ import httpcore
 import httpx
 from websockets.sync.client import ClientConnection, connect, unix_connect
 
+from forkyard.errors import Conflict
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -112,3 +114,75 @@ def open_websocket(
         max_size=None,
         proxy=True if use_proxy else None,
     ).__enter__()
+
+
+class Pipe:
+    """A connection somebody made to our `Listener`."""
+
+    def __init__(self, connection: socketlib.socket) -> None:
+        self._connection = connection
+
+    def read(self) -> bytes:
+        """Empty at the end."""
+        try:
+            return self._connection.recv(262_144)
+        except OSError:
+            return b""
+
+    def write(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self._connection.sendall(data)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socketlib.SHUT_RDWR)  # wakes a thread that reads from it
+        self._connection.close()
+
+
+class Listener:
+    """A local port; see `listen`."""
+
+    def __init__(self, server: socketlib.socket, serve: Callable[[Pipe], None]) -> None:
+        self._server = server
+        self._serve = serve
+        self._pipes: set[Pipe] = set()
+        self._closed = threading.Event()
+        self.port: int = server.getsockname()[1]
+        self._thread = threading.Thread(target=self._accept, daemon=True, name="forkyard-listener")
+        self._thread.start()
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            pipe = Pipe(connection)
+            self._pipes.add(pipe)
+            threading.Thread(target=self._run, args=(pipe,), daemon=True, name="forkyard-forward").start()
+
+    def _run(self, pipe: Pipe) -> None:
+        try:
+            self._serve(pipe)
+        finally:
+            self._pipes.discard(pipe)
+
+    def wait(self) -> None:
+        self._closed.wait()
+
+    def close(self) -> None:
+        self._closed.set()
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socketlib.SHUT_RDWR)  # wakes the thread that accepts
+        self._server.close()
+        self._thread.join(timeout=1)
+        for pipe in list(self._pipes):
+            pipe.close()
+
+
+def listen(host: str, port: int, serve: Callable[[Pipe], None]) -> Listener:
+    try:
+        server = socketlib.create_server((host, port), family=socketlib.AF_INET6 if ":" in host else socketlib.AF_INET)
+    except OSError as exc:
+        raise Conflict(f"Cannot listen on {host}:{port}: {exc.strerror}. Choose another local port.") from exc
+    return Listener(server, serve)

@@ -19,9 +19,13 @@ from forkyard.models import (
     SandboxUsage,
     SnapshotInfo,
 )
+from forkyard.models.network import PreviewInfo
+from forkyard.models.ssh import SshAccess
 from forkyard.sdk import validation, wire
+from forkyard.sdk._sync.egress import Egress
 from forkyard.sdk._sync.execution import ExecStream
 from forkyard.sdk._sync.files import Files
+from forkyard.sdk._sync.forward import Forward
 from forkyard.sdk._sync.process import Process
 from forkyard.sdk._sync.snapshots import Snapshot, reference
 from forkyard.sdk._sync.terminal import Terminal
@@ -44,6 +48,7 @@ class Sandbox:
         self.info = info
         """As the daemon last reported it; `refresh()` asks again."""
         self.files = Files(transport, info.id)
+        self.egress = Egress(transport, info.id)
 
     def __repr__(self) -> str:
         name = f", name={self.info.name!r}" if self.info.name else ""
@@ -204,6 +209,8 @@ class Sandbox:
         priority: int | Unchanged = UNCHANGED,
         checkpoint_every_s: float | Unchanged | None = UNCHANGED,
         checkpoints_kept: int | Unchanged = UNCHANGED,
+        network: validation.Network | Unchanged = UNCHANGED,
+        activity_threshold_bytes: int | Unchanged = UNCHANGED,
     ) -> SandboxInfo:
         """Change what `create` was told. What is not given stays. None is never, or none; a ttl begins now."""
         request = validation.sandbox_update(
@@ -215,6 +222,8 @@ class Sandbox:
             priority=priority,
             checkpoint_every_s=checkpoint_every_s,
             checkpoints_kept=checkpoints_kept,
+            network=network if isinstance(network, Unchanged) else validation.network_policy(network),
+            activity_threshold_bytes=activity_threshold_bytes,
         )
         return self._change("PATCH", "", request.model_dump(exclude_unset=True))
 
@@ -238,15 +247,19 @@ class Sandbox:
         timeout_s: float | None = None,
         stdin: str | bytes | None = None,
         label: str | None = None,
+        trace_id: str | None = None,
         max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
         check: bool = False,
     ) -> ExecResult:
         """Run a command to its end. A string runs in `bash -c`, a list without a shell.
 
         After `timeout_s` the whole process tree is killed and `timed_out` is set. Of each stream the first
-        `max_output_bytes` are kept. A non-zero exit code is data; `check=True` raises `CommandFailed` instead.
+        `max_output_bytes` are kept. A non-zero exit code is data; `check=True` raises `CommandFailed` instead. Every
+        connection it makes is recorded with the `trace_id`.
         """
-        stream = self.exec_stream(command, cwd=cwd, env=env, user=user, timeout_s=timeout_s, stdin=stdin, label=label)
+        stream = self.exec_stream(
+            command, cwd=cwd, env=env, user=user, timeout_s=timeout_s, stdin=stdin, label=label, trace_id=trace_id
+        )
         result = stream.collect(max_output_bytes)
         return result.check() if check else result
 
@@ -260,6 +273,7 @@ class Sandbox:
         timeout_s: float | None = None,
         stdin: str | bytes | Iterable[bytes] | None = None,
         label: str | None = None,
+        trace_id: str | None = None,
     ) -> ExecStream:
         """Run a command and iterate over its output as it comes; then the stream's `exit_code` is set.
 
@@ -273,6 +287,7 @@ class Sandbox:
             timeout_s=timeout_s,
             stdin=stdin is not None,
             label=label,
+            trace_id=trace_id,
         )
         data = stdin.encode() if isinstance(stdin, str) else stdin
         return ExecStream(self._transport, self.id, create=create, stdin=data)
@@ -290,6 +305,7 @@ class Sandbox:
         rows: int = 24,
         cols: int = 80,
         label: str | None = None,
+        trace_id: str | None = None,
     ) -> Process:
         """Start a command and leave it running. It outlives client and daemon; `process(id)` finds it again."""
         create = validation.exec_create(
@@ -303,6 +319,7 @@ class Sandbox:
             rows=rows,
             cols=cols,
             label=label,
+            trace_id=trace_id,
         )
         answer = self._transport.request("POST", f"{self._path}/execs", body=create.model_dump(exclude_defaults=True))
         info = wire.parse(ExecInfo, answer.content)
@@ -316,6 +333,37 @@ class Sandbox:
     def process(self, exec_id: str) -> Process:
         """A command that was started before, maybe by another client."""
         return Process(self._transport, self.id, exec_id)
+
+    # ── previews ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def url(self, port: int) -> str:
+        """The address of a server in it: `http://3000-<id>.localhost:7070`. Opening it wakes the sandbox."""
+        return (self.preview(port)).url
+
+    def preview(self, port: int) -> PreviewInfo:
+        """The address of a port, who may open it, and (if a token is asked for) its token and a one-time link."""
+        answer = self._transport.request("GET", f"{self._path}/previews/{port}")
+        return wire.parse(PreviewInfo, answer.content)
+
+    def rotate_preview(self, port: int) -> PreviewInfo:
+        """A new token for a port. The old one, its cookies and its links open nothing from now on."""
+        answer = self._transport.request("POST", f"{self._path}/previews/{port}/rotate")
+        return wire.parse(PreviewInfo, answer.content)
+
+    # ── ways in ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def ssh(self, *, ttl_s: float = 86400.0) -> SshAccess:
+        """A password for SSH into this sandbox, good for `ttl_s`, with the command to type."""
+        request = validation.ssh_access_create(ttl_s=ttl_s)
+        answer = self._transport.request("POST", f"{self._path}/ssh", body=request.model_dump(), again=True)
+        return wire.parse(SshAccess, answer.content)
+
+    def forward(self, port: int, *, local_port: int = 0, host: str = "127.0.0.1") -> Forward:
+        """A local port that leads to a port of the sandbox, through the daemon. `local_port` 0 is a free one.
+
+        As a context manager: `with sandbox.forward(5432) as forward: connect("127.0.0.1", forward.port)`.
+        """
+        return Forward(self._transport, self.id, port, local_port, host)
 
     def terminal(
         self,

@@ -25,8 +25,13 @@ CONSOLE_RING_BYTES = 64 * 1024  # QEMU wants a power of two
 # before the VM is let go (see `-action`); only a crash of QEMU itself loses it.
 _RING = ("-chardev", f"ringbuf,id={CONSOLE},size={CONSOLE_RING_BYTES}")
 
-# Slot 0x02 stays free for a network card; 0x1f is q35's own.
-_BLK, _SERIAL, _RNG, _PVPANIC = "0x03", "0x04", "0x05", "0x06"
+TAP = "tap0"
+#: As which the launcher passes the tap: high, where no descriptor of the daemon's is.
+TAP_FD = 1000
+GUEST_MAC = "02:fd:00:00:00:02"
+
+# 0x1f is q35's own.
+_NET, _BLK, _SERIAL, _RNG, _PVPANIC = "0x02", "0x03", "0x04", "0x05", "0x06"
 
 # Legacy devices cost start-up time, and every emulated device is attack surface.
 _Q35 = "q35,usb=off,vmport=off,smm=off,hpet=off,sata=off,smbus=off,i8042=off,graphics=off"
@@ -80,6 +85,8 @@ def shell(engine: Engine, record: VmRecord, sockets: Sockets, ram: Path) -> list
         *_channels(sockets),
         # The state is that of xen-save-devices-state, which has no configuration section.
         *("-incoming", "defer", "-global", "migration.send-configuration=off"),
+        # The same addresses at the same place: there is nobody to announce them to.
+        *("-global", "migration.announce-rounds=0"),
         *machine(engine, record.shape),
     ]
 
@@ -113,6 +120,7 @@ def kernel_args(accel: Accel, extra: str) -> str:
         "console=ttyS0",
         "root=/dev/vda",
         "panic=-1",
+        "net.ifnames=0",
         *(["tsc=reliable"] if accel == "tcg" else []),
         *extra.split(),
     ]
@@ -134,6 +142,7 @@ def machine(engine: Engine, shape: Shape) -> list[str]:
         *("-device", f"virtio-blk-pci,drive={ROOT_NODE},addr={_BLK},write-cache=on,werror=report,rerror=report"),
         *("-device", f"virtio-serial-pci,id=serial,max_ports=2,addr={_SERIAL}"),
         *("-device", f"virtserialport,bus=serial.0,nr=1,chardev=agent,name={AGENT_PORT}"),
+        *("-device", f"virtio-net-pci,netdev=net,mac={GUEST_MAC},addr={_NET},guest_announce=off,romfile="),
         *("-object", "rng-random,id=rng,filename=/dev/urandom"),
         *("-device", f"virtio-rng-pci,rng=rng,addr={_RNG}"),
         *("-device", f"pvpanic-pci,addr={_PVPANIC}"),
@@ -179,6 +188,7 @@ def _channels(sockets: Sockets) -> list[str]:
     return [
         *("-chardev", f"socket,id=qmp,fd={sockets.qmp_fd},server=on,wait=off", "-mon", "chardev=qmp,mode=control"),
         *("-chardev", f"socket,id=agent,fd={sockets.agent_fd},server=on,wait=off"),
+        *("-netdev", f"tap,id=net,fd={TAP_FD},vhost=off"),
     ]
 
 

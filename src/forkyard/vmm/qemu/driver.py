@@ -205,6 +205,8 @@ class QemuDriver:
                     record.vm_id, memory_bytes=memory_mib * MIB, pids=THREADS + shape.vcpus
                 ),
                 keep_fds=[qmp.fileno(), agent.fileno(), shim.fileno()],
+                netns=record.netns,
+                tap=(cmdline.TAP, cmdline.TAP_FD),
                 # Room for qcow2's own tables; what a VM writes can never be much more than its disk.
                 file_size_bytes=shape.disk_gib * GIB + shape.disk_gib * GIB // 16 + GIB,
                 env={**env, "FORKYARD_SHIM_FD": str(shim.fileno())},

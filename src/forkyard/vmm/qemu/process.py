@@ -27,6 +27,8 @@ class Confinement:
     directory: Path
     cgroup_entrances: Sequence[Path] = ()
     keep_fds: Sequence[int] = ()
+    netns: Path | None = None  # None: a new one, with nothing in it
+    tap: tuple[str, int] | None = None  # name of the tap in there, and as which descriptor it is passed
     file_size_bytes: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
 
@@ -35,7 +37,7 @@ def jail_argv(jail: Path, confinement: Confinement, argv: Sequence[str]) -> list
     options: list[tuple[str, str]] = [
         ("--uid", str(confinement.uid)),
         ("--gid", str(confinement.uid)),
-        ("--netns", "new"),
+        ("--netns", str(confinement.netns or "new")),
         ("--chdir", str(confinement.directory)),
         ("--rlimit", "core=0"),
         ("--rlimit", "nofile=1024"),
@@ -45,6 +47,8 @@ def jail_argv(jail: Path, confinement: Confinement, argv: Sequence[str]) -> list
         *(("--keep-fd", str(fd)) for fd in confinement.keep_fds),
         *(("--setenv", f"{name}={value}") for name, value in confinement.env.items()),
     ]
+    if confinement.tap is not None:
+        options.append(("--tap", f"{confinement.tap[0]}={confinement.tap[1]}"))
     if confinement.file_size_bytes is not None:
         options.append(("--rlimit", f"fsize={confinement.file_size_bytes}"))
     return [str(jail), *(word for option in options for word in option), "--", *argv]

@@ -1,6 +1,6 @@
 /* The launcher of a VM: gives up everything a hypervisor does not need, then becomes it.
  *
- *   jail --uid N --gid N [--cgroup FILE]... [--netns new|PATH] [--rlimit NAME=N]... [--keep-fd N]...
+ *   jail --uid N --gid N [--cgroup FILE]... [--netns new|PATH] [--tap NAME=FD] [--rlimit NAME=N]... [--keep-fd N]...
  *        [--oom-score-adj N] [--setenv NAME=VALUE]... [--chdir DIR] -- PROGRAM ARGS...
  *
  * It is one program and not Python code between fork and exec, because the daemon has threads and a heap worth not
@@ -16,11 +16,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <linux/if_tun.h>
+#include <net/if.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -90,6 +93,25 @@ static void enter_netns(const char *where) {
     close(fd);
 }
 
+/* Opened here, in the namespace just entered and while we may: the hypervisor gets a cable, not the right to lay one. A tap
+ * that is not there yet is made, and ends with the process. */
+static int open_tap(const char *setting) {
+    const char *value = strchr(setting, '=');
+    struct ifreq request = {.ifr_flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR};
+    if (!value || value == setting || value - setting >= IFNAMSIZ)
+        die("not NAME=FD: %s", setting);
+    memcpy(request.ifr_name, setting, value - setting);
+    int wanted = number(value + 1, "--tap"), fd = open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0)
+        die("cannot open /dev/net/tun");
+    if (ioctl(fd, TUNSETIFF, &request))
+        die("cannot attach to the tap %s", request.ifr_name);
+    if (dup2(fd, wanted) < 0) /* without close-on-exec */
+        die("cannot pass the tap as %d", wanted);
+    close(fd);
+    return wanted;
+}
+
 static int ascending(const void *a, const void *b) {
     return *(const int *)a - *(const int *)b;
 }
@@ -107,8 +129,8 @@ static void close_all_but(int *keep, int count) {
 }
 
 int main(int argc, char **argv) {
-    const char *cgroups[MAX_LIST], *netns = NULL, *directory = "/", *oom = NULL;
-    int keep[MAX_LIST], cgroup_count = 0, keep_count = 0, at = 1;
+    const char *cgroups[MAX_LIST], *netns = NULL, *tap = NULL, *directory = "/", *oom = NULL;
+    int keep[MAX_LIST + 1], cgroup_count = 0, keep_count = 0, at = 1;
     uid_t uid = 0;
     gid_t gid = 0;
 
@@ -126,6 +148,8 @@ int main(int argc, char **argv) {
             cgroups[cgroup_count++] = value;
         else if (!strcmp(option, "--netns"))
             netns = value;
+        else if (!strcmp(option, "--tap"))
+            tap = value;
         else if (!strcmp(option, "--rlimit"))
             limit(value);
         else if (!strcmp(option, "--keep-fd") && keep_count < MAX_LIST)
@@ -153,6 +177,8 @@ int main(int argc, char **argv) {
         write_file("/proc/self/oom_score_adj", oom, "set");
     if (netns)
         enter_netns(netns);
+    if (tap)
+        keep[keep_count++] = open_tap(tap);
     if (unshare(CLONE_NEWIPC | CLONE_NEWUTS))
         die("cannot make IPC and UTS namespaces");
     if (setsid() < 0 && errno != EPERM) /* EPERM: a session leader already */

@@ -1,0 +1,84 @@
+"""Options that spell a network policy and secrets, for `create` and `egress set`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PRESETS = click.Choice(["coding", "research", "evaluation", "autonomous", "open", "none"])
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def size(text: str) -> int:
+    """`65536`, `64K`, `10M`, `2G`."""
+    digits, unit = (text[:-1], text[-1].upper()) if text[-1:].upper() in ("K", "M", "G") else (text, "")
+    if not digits.isdecimal():
+        raise click.BadParameter(f"{text!r} is no size. Give bytes, or 64K, 10M, 2G.")
+    return int(digits) * _UNITS[unit]
+
+
+def policy_options(function: F) -> F:
+    for option in reversed(
+        (
+            click.option("--preset", type=PRESETS, help="What may leave. Default: coding."),
+            click.option(
+                "--allow", multiple=True, metavar="DOMAIN", help="Also this; `*.example.com` is all below it."
+            ),
+            click.option("--deny", multiple=True, metavar="DOMAIN", help="Never this. Goes before --allow."),
+            click.option("--allow-cidr", multiple=True, metavar="CIDR", help="Also these addresses, private or not."),
+            click.option("--rate", "bytes_per_s", type=size, metavar="SIZE", help="Bytes per second, such as 512K."),
+            click.option("--connections", "connections_per_minute", type=int, metavar="N", help="New ones per minute."),
+            click.option("--budget", "byte_budget", type=size, metavar="SIZE", help="Bytes in all, such as 2G."),
+            click.option("--record", metavar="NAME", help="Store HTTP exchanges under this name."),
+            click.option("--replay", metavar="NAME", help="Answer from what was recorded, and refuse the rest."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def taken_policy(options: dict[str, Any]) -> dict[str, Any] | None:
+    """Takes what `policy_options` added out of the options; None if nothing was typed."""
+    rules = [{"action": "deny", "domain": domain} for domain in options.pop("deny")]
+    rules += [{"action": "allow", "domain": domain} for domain in options.pop("allow")]
+    rules += [{"action": "allow", "cidr": cidr} for cidr in options.pop("allow_cidr")]
+    names = ("preset", "bytes_per_s", "connections_per_minute", "byte_budget", "record", "replay")
+    egress = {name: value for name in names if (value := options.pop(name)) is not None}
+    if rules:
+        egress["rules"] = rules
+    return egress or None
+
+
+def secret_option(function: F) -> F:
+    return click.option(
+        "--secret",
+        "secrets",
+        multiple=True,
+        callback=_secrets,
+        metavar="NAME=HOST[,HOST…]",
+        help="A variable whose value never enters: put in on the way to these hosts, as `Authorization: Bearer …`. Its "
+        "value is the stored secret of this name (see secrets set), or else our own variable of this name.",
+    )(function)
+
+
+def _secrets(_ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for value in values:
+        name, equals, hosts = value.partition("=")
+        if not name or not equals or not hosts:
+            raise click.BadParameter(f"{value!r} is not of the form NAME=HOST.", param=param)
+        found[name] = {"hosts": hosts.split(",")}
+    return found
+
+
+def with_values(secrets: dict[str, Any], stored: set[str]) -> dict[str, Any]:
+    """Those that are not stored take their value from our environment, if it is there."""
+    return {
+        name: {**secret, "value": os.environ[name]} if name not in stored and os.environ.get(name) else secret
+        for name, secret in secrets.items()
+    }

@@ -1,0 +1,281 @@
+"""The gateway: in front of the API, on the same port. Decides by the Host header whose request it is.
+
+    <port>-<id>.localhost, <port>-<id>.<preview domain>, a verified domain   → the sandbox, whatever the path
+    /s/<id>/<port>/… on a host of the API                                    → the sandbox
+    anything else                                                            → the API
+
+Nothing but the Host says which sandbox is meant. On the host of a preview only the sandbox answers, and an API key opens
+nothing there; a page of a preview cannot use the API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from forkyard.control.domains import domain_info
+from forkyard.control.plane import ControlPlane
+from forkyard.errors import (
+    DomainNotFound,
+    DomainUnverified,
+    Forbidden,
+    ForkyardError,
+    GuestUnreachable,
+    InternalError,
+    InvalidRequest,
+    OperationTimeout,
+    Unauthenticated,
+)
+from forkyard.gateway import access, names, pages
+from forkyard.gateway.headers import Visit
+from forkyard.gateway.names import Malformed, Target
+from forkyard.gateway.proxy import Proxy
+from forkyard.gateway.sockets import SocketRelay
+from forkyard.gateway.upstream import Headers
+from forkyard.lifecycle import State
+
+log = structlog.get_logger(__name__)
+
+READY_WAIT_S = 60.0
+#: A browser that waits longer for a sandbox to wake is shown so.
+WAKE_QUIETLY_S = 3.0
+
+
+class Gateway:
+    def __init__(self, app: ASGIApp, control: ControlPlane, *, api_hosts: Collection[str] = ()) -> None:
+        """`api_hosts`: names the API is reached by, besides localhost and addresses."""
+        self._app = app
+        self._control = control
+        self._previews = control.previews
+        self._proxy = Proxy(control.previews)
+        self._sockets = SocketRelay(control.previews)
+        outcomes = control.metrics.previews
+        self._answered, self._refused, self._failed = map(outcomes.labels, ("answered", "refused", "failed"))
+        self._seconds = control.metrics.preview_seconds
+        self._api_hosts = frozenset(host.lower() for host in api_hosts)
+
+    def close(self) -> None:
+        self._proxy.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        answering = _Answering(scope, send)
+        visit: Visit | None = None
+        began = time.perf_counter()
+        try:
+            visit = await self._visit(scope)
+            if visit is None:
+                _check_origin(scope, self._domain)
+            else:
+                with self._proxy.counted(visit.target.sandbox_id):
+                    await self._serve(visit, scope, receive, answering)
+                self._answered.inc()
+                if answering.begun_at is not None:
+                    self._seconds.observe(answering.begun_at - began)
+        except ForkyardError as error:
+            (self._failed if error.status >= 500 else self._refused).inc()
+            await answering.fail(error)
+        except Exception:
+            log.exception("unexpected error in the gateway")
+            self._failed.inc()
+            await answering.fail(InternalError())
+        else:
+            if visit is None:
+                await self._app(scope, receive, send)
+
+    # ── whose request it is ──────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _domain(self) -> str:
+        return self._previews.address.domain
+
+    async def _visit(self, scope: Scope) -> Visit | None:
+        headers: Headers = scope["headers"]
+        hosts = [value for name, value in headers if name == b"host"]
+        host = hosts[0] if hosts else b""
+        name = names.host_name(host.decode("latin-1"))
+        raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
+        path, prefix, shared = raw_path, b"", True
+        found: Target | Malformed | None = names.of_host(name, self._domain)
+        if found is None and (names.is_local(name) or name in self._api_hosts or _is_unix(scope)):
+            by_path = names.of_path(raw_path)
+            if not isinstance(by_path, names.PathTarget):
+                found = by_path
+            else:
+                found, prefix, path = by_path.target, by_path.prefix, by_path.rest
+        elif found is None:
+            found, shared = await self._mapped(name), False
+        if found is None:
+            return None
+        if len(hosts) > 1:
+            raise InvalidRequest("a request has one Host header, not several")
+        if isinstance(found, Malformed):
+            raise InvalidRequest(found.why)
+        address = self._previews.address
+        below_ours = name.endswith(f".{address.domain}") and address.domain != names.LOCAL_DOMAIN
+        client = scope.get("client")
+        return Visit(
+            target=found,
+            method=scope.get("method", "GET"),
+            path=path,
+            query=scope["query_string"],
+            host=host,
+            headers=headers,
+            client=client[0] if client else None,
+            secure=scope["scheme"] in ("https", "wss") or (below_ours and address.scheme == "https"),
+            prefix=prefix,
+            shared_domain=shared,
+        )
+
+    async def _mapped(self, name: str) -> Target:
+        """The target of a user's domain. Anything else is a name that somebody pointed at us."""
+        record = await self._control.domains.find(name)
+        if record is None:
+            raise DomainNotFound(
+                f"no sandbox is mapped to the name {name[:253]!r}, and this daemon has another; if the domain is yours: "
+                "`forkyard domains add DOMAIN ID PORT`"
+            )
+        if record.verified_at is None:
+            info = domain_info(record)
+            raise DomainUnverified(
+                f"set the TXT record `{info.record_name}` to `{info.record_value}`, "
+                f"then run `forkyard domains verify {info.domain}`"
+            )
+        return Target(record.sandbox_id, record.port)
+
+    # ── who may, and through ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def _serve(self, visit: Visit, scope: Scope, receive: Receive, answering: _Answering) -> None:
+        answering.html = visit.html
+        if not self._control.ready.is_set():
+            await self._until_ready()
+        if visit.prefix and not visit.path:
+            await answering.redirect(visit.prefix + b"/" + (b"?" + visit.query if visit.query else b""))
+            return
+        link, query = access.split_link(visit.query)
+        if not await self._admitted(visit):
+            cookie = await self._redeemed(visit, link)
+            await answering.redirect(visit.path + (b"?" + query if query else b""), cookie)
+            return
+        if link is not None:
+            await answering.redirect(visit.prefix + visit.path + (b"?" + query if query else b""))
+            return
+        if scope["type"] == "websocket":
+            await self._sockets.serve(visit, scope["subprotocols"], receive, answering.send)
+            return
+        if visit.html:
+            await self._wake_in_sight(visit)
+        await self._proxy.serve(visit, receive, answering.send)
+
+    async def _admitted(self, visit: Visit) -> bool:
+        target = visit.target
+        record = await self._previews.record(target.sandbox_id)
+        match record.network.access(target.port):
+            case "public":
+                return True
+            case "off":
+                raise Forbidden(
+                    f"port {target.port} of this sandbox is not open to the outside; its network policy says `off`"
+                )
+        token = await self._previews.token(target.sandbox_id, target.port)
+        return token is not None and access.has_token(visit, token)
+
+    async def _redeemed(self, visit: Visit, link: str | None) -> tuple[bytes, bytes]:
+        """The cookie that a one-time link is exchanged for."""
+        target = visit.target
+        if link is None:
+            raise Unauthenticated(
+                f"send the token in X-Forkyard-Preview-Token, or open the link that "
+                f"`forkyard url {target.sandbox_id} {target.port} --link` prints"
+            )
+        # Those who only look at a link (HEAD, chat programs that fetch a picture of it do not come with text/html)
+        # leave it whole.
+        if visit.prefix or not visit.html or visit.method != "GET":
+            raise Unauthenticated("a one-time link is for browsers; send the token in X-Forkyard-Preview-Token instead")
+        if not await self._previews.redeem(link, target.sandbox_id, target.port):
+            raise Unauthenticated(
+                f"this link was used before, or is no longer valid; "
+                f"`forkyard url {target.sandbox_id} {target.port} --link` prints another"
+            )
+        token = await self._previews.token(target.sandbox_id, target.port)
+        if token is None:
+            raise Unauthenticated("this link is no longer valid")
+        return access.cookie_header(visit, token)
+
+    async def _wake_in_sight(self, visit: Visit) -> None:
+        """The wake goes on when the page is sent; the page asks again."""
+        record = await self._previews.record(visit.target.sandbox_id)
+        if record.state is State.RUNNING:
+            return
+        try:
+            async with asyncio.timeout(WAKE_QUIETLY_S):
+                await self._previews.awake(visit.target.sandbox_id)
+        except TimeoutError:
+            raise GuestUnreachable(
+                f"sandbox {visit.target.sandbox_id} was asleep and is waking up", state=State.RESUMING
+            ) from None
+
+    async def _until_ready(self) -> None:
+        try:
+            async with asyncio.timeout(READY_WAIT_S):
+                await self._control.ready.wait()
+        except TimeoutError:
+            raise OperationTimeout("the daemon is still starting; try again shortly") from None
+
+
+class _Answering:
+    """One answer, whoever gives it."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._send = send
+        self._websocket = scope["type"] == "websocket"
+        self._head_only = scope.get("method") == "HEAD"
+        self.begun_at: float | None = None
+        self.html = not self._websocket and any(
+            name == b"accept" and b"text/html" in value for name, value in scope["headers"]
+        )
+
+    async def send(self, message: Message) -> None:
+        if self.begun_at is None:
+            self.begun_at = time.perf_counter()
+        await self._send(message)
+
+    async def fail(self, error: ForkyardError) -> None:
+        if self.begun_at is None:
+            await self._answer(*pages.answer(error, html=self.html))
+
+    async def redirect(self, location: bytes, cookie: tuple[bytes, bytes] | None = None) -> None:
+        # `//other.host/` would be another host.
+        headers = [
+            (b"location", b"/" + location.lstrip(b"/")),
+            (b"cache-control", b"no-store"),
+            (b"content-length", b"0"),
+        ]
+        headers += [(b"referrer-policy", b"no-referrer")]
+        await self._answer(307 if cookie is None else 303, headers + ([cookie] if cookie else []), b"")
+
+    async def _answer(self, status: int, headers: Headers, body: bytes) -> None:
+        kind = "websocket.http.response" if self._websocket else "http.response"
+        await self.send({"type": f"{kind}.start", "status": status, "headers": headers})
+        await self.send({"type": f"{kind}.body", "body": b"" if self._head_only else body})
+
+
+def _check_origin(scope: Scope, domain: str) -> None:
+    """Keys are sent in headers, never by a browser of itself. Even so, pages from sandboxes have no business here."""
+    for name, value in scope["headers"]:
+        if name == b"origin":
+            origin = names.host_name(urlsplit(value.decode("latin-1")).netloc)
+            if names.of_host(origin, domain) is not None:
+                raise Forbidden(f"a page of a preview ({origin}) may not use the API")
+
+
+def _is_unix(scope: Scope) -> bool:
+    server = scope.get("server")
+    return server is not None and str(server[0]).startswith("/")

@@ -1,0 +1,246 @@
+"""HTTP through to a server in a sandbox: streaming both ways, nothing held back, nothing kept whole.
+
+A request keeps its sandbox awake until the answer begins; from then on every piece that flows is a sign of life, so an
+event stream that is only open lets it sleep. Connections to the guest are used again. What must not happen twice is
+sent on a new one, since an old one may be gone without our knowing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from starlette.types import Receive, Send
+
+from forkyard.control.previews import Previews
+from forkyard.errors import BadAnswer, NoCapacity, OperationTimeout, PortClosed
+from forkyard.gateway.headers import Visit, for_client, for_guest
+from forkyard.gateway.upstream import Connection, Hangup, Head, Pool
+from forkyard.store.records import SandboxRecord
+
+#: While a dev server starts, its port is tried for this long before "nothing listens" is said.
+LISTEN_WAIT_S = 2.0
+#: How long a server in a sandbox may think before its answer begins.
+ANSWER_S = 600.0
+#: An upload that stands still for this long is given up.
+UPLOAD_IDLE_S = 300.0
+#: Whether the client is still there is looked at only when an exchange takes longer.
+LOOK_AFTER_S = 0.5
+MAX_EXCHANGES = 4096  # at once, WebSockets included, of one sandbox
+
+_IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
+
+
+@dataclass
+class Exchange:
+    visit: Visit
+    upload: Upload
+    machine: Hashable = None
+    connection: Connection | None = None
+    pump: asyncio.Task[None] | None = None
+
+
+class Proxy:
+    def __init__(self, previews: Previews) -> None:
+        self._previews = previews
+        self._pool = Pool()
+        self._open: dict[str, int] = {}
+
+    def close(self) -> None:
+        self._pool.close()
+
+    @contextlib.contextmanager
+    def counted(self, sandbox_id: str) -> Iterator[None]:
+        """One more exchange with this sandbox."""
+        number = self._open.get(sandbox_id, 0) + 1
+        if number > MAX_EXCHANGES:
+            raise NoCapacity(f"{MAX_EXCHANGES} requests to sandbox {sandbox_id} are under way; try again shortly")
+        self._open[sandbox_id] = number
+        try:
+            yield
+        finally:
+            self._open[sandbox_id] -= 1
+            if not self._open[sandbox_id]:
+                del self._open[sandbox_id]
+
+    async def serve(self, visit: Visit, receive: Receive, send: Send) -> None:
+        """Raises what can be told to the client, as long as the answer has not begun."""
+        exchange = Exchange(visit, Upload(visit, receive))
+        with Departure(exchange.upload):
+            try:
+                with self._previews.using(visit.target.sandbox_id):
+                    head = await self._answered(exchange)
+                await self._deliver(exchange, head, send)
+            finally:
+                self._end(exchange)
+
+    async def _answered(self, exchange: Exchange) -> Head:
+        visit, upload = exchange.visit, exchange.upload
+        record = await self._previews.awake(visit.target.sandbox_id)
+        exchange.machine = (record.incarnation, record.updated_at)
+        request = _request(visit, upload) + await upload.first()
+        if visit.method in _IDEMPOTENT and upload.finished:
+            exchange.connection = self._pool.take(record.id, exchange.machine, visit.target.port)
+            if exchange.connection is not None:
+                with contextlib.suppress(Hangup):  # it was closed before it heard us
+                    return await self._asked(exchange, exchange.connection, request)
+        sock = await listening(self._previews, record, visit.target.port)
+        _, connection = await asyncio.get_running_loop().create_connection(Connection, sock=sock)
+        exchange.connection = connection
+        try:
+            return await self._asked(exchange, connection, request)
+        except Hangup:
+            raise BadAnswer(
+                f"the server on port {visit.target.port} of sandbox {record.id} closed the connection without an answer"
+            ) from None
+
+    async def _asked(self, exchange: Exchange, connection: Connection, request: bytes) -> Head:
+        connection.start(request, head_only=exchange.visit.method == "HEAD")
+        if not exchange.upload.finished:
+            exchange.pump = asyncio.create_task(self._pump(exchange, connection))
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await connection.head()
+        except TimeoutError:
+            raise OperationTimeout(
+                f"the server on port {exchange.visit.target.port} did not begin its answer in {ANSWER_S:.0f} s"
+            ) from None
+
+    def _end(self, exchange: Exchange) -> None:
+        if exchange.pump is not None:
+            exchange.pump.cancel()
+        if exchange.connection is None:
+            return
+        if exchange.upload.finished and exchange.connection.reusable:
+            target = exchange.visit.target
+            self._pool.give(target.sandbox_id, exchange.machine, target.port, exchange.connection)
+        else:
+            exchange.connection.close()
+
+    async def _pump(self, exchange: Exchange, connection: Connection) -> None:
+        upload = exchange.upload
+        try:
+            while not upload.finished:
+                piece = await upload.next()
+                await connection.send(piece)
+                self._previews.touch(exchange.visit.target.sandbox_id)
+        except ClientGone:
+            connection.close()  # half a body must not look whole
+        except Hangup:
+            pass  # it may have answered before it had read everything
+
+    async def _deliver(self, exchange: Exchange, head: Head, send: Send) -> None:
+        visit, connection = exchange.visit, exchange.connection
+        assert connection is not None
+        headers = for_client(visit, head.status, head.headers)
+        await send({"type": "http.response.start", "status": head.status, "headers": headers})
+        more = True
+        while more:
+            try:
+                data, more = await connection.body()
+            except (Hangup, BadAnswer):
+                return  # cut off: the client must not take half of it for the whole
+            self._previews.touch(visit.target.sandbox_id)
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+async def listening(previews: Previews, record: SandboxRecord, port: int) -> socket.socket:
+    """A socket to a port, waiting a little for a server that is just starting."""
+    loop = asyncio.get_running_loop()
+    until, pause_s = loop.time() + LISTEN_WAIT_S, 0.05
+    while True:
+        try:
+            return await previews.connect(record, port)
+        except PortClosed:
+            if loop.time() + pause_s > until:
+                raise
+        await asyncio.sleep(pause_s)
+        pause_s = min(0.3, pause_s * 1.5)
+
+
+class ClientGone(Exception):
+    """The client went away, or stands still, before it has sent all it announced."""
+
+
+class Upload:
+    """The body of a request, framed as it was."""
+
+    def __init__(self, visit: Visit, receive: Receive) -> None:
+        self.receive = receive
+        self.length = visit.header(b"content-length")
+        self.chunked = self.length is None and visit.header(b"transfer-encoding") is not None
+        self.finished = not self.chunked and self.length in (None, b"0")
+
+    async def first(self) -> bytes:
+        """As much as is there, to go with the head."""
+        return b"" if self.finished else await self.next()
+
+    async def next(self) -> bytes:
+        try:
+            async with asyncio.timeout(UPLOAD_IDLE_S):
+                message = await self.receive()
+        except TimeoutError:
+            raise ClientGone from None
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        data: bytes = message.get("body", b"")
+        self.finished = not message.get("more_body", False)
+        if not self.chunked:
+            return data
+        piece = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+        return piece + b"0\r\n\r\n" if self.finished else piece
+
+
+class Departure:
+    """Ends the block when the client goes away: nobody else would notice while the guest is silent."""
+
+    def __init__(self, upload: Upload) -> None:
+        self._upload = upload
+        self._gone = False
+        self._watch: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._timer = self._loop.call_later(LOOK_AFTER_S, self._look)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._timer.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._gone and isinstance(error, asyncio.CancelledError) and self._task is not None:
+            self._task.uncancel()
+            return True
+        return isinstance(error, ClientGone)
+
+    def _look(self) -> None:
+        if self._upload.finished:
+            self._watch = self._loop.create_task(self._watching())
+        else:  # whoever reads the body notices
+            self._timer = self._loop.call_later(LOOK_AFTER_S, self._look)
+
+    async def _watching(self) -> None:
+        while (await self._upload.receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        if self._task is not None:
+            self._task.cancel()
+
+
+def _request(visit: Visit, upload: Upload) -> bytes:
+    lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (visit.method.encode(), visit.request_target, visit.host)]
+    lines += [b"%b: %b\r\n" % header for header in for_guest(visit)]
+    if upload.chunked:
+        lines.append(b"transfer-encoding: chunked\r\n")
+    elif upload.length is not None:
+        lines.append(b"content-length: %b\r\n" % upload.length)
+    lines.append(b"\r\n")
+    return b"".join(lines)

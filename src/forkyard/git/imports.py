@@ -1,0 +1,230 @@
+"""What a new repository begins with: files, an archive, or another repository. Given a directory nobody sees yet.
+
+Nothing is ever unpacked onto the disk: entries of an archive become blobs, whatever their names say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import stat
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+from urllib.parse import urlsplit
+
+from forkyard.control.identities import Principal
+from forkyard.errors import HostFailure, InvalidRequest, OperationTimeout, RepoFull
+from forkyard.git.commits import MAX_LINK_BYTES, apply
+from forkyard.git.names import checked_ref, checked_revision
+from forkyard.git.objects import EXECUTABLE, FILE, SYMLINK, Entry, PackWriter, Signature, commit_data
+from forkyard.git.process import Git
+from forkyard.git.refs import Refs, signed
+from forkyard.git.trees import TreeEdit
+from forkyard.models.git import FilesSource, GitSource, Person
+
+MAX_MEMBERS = 200_000
+FETCH_S = 3600.0
+_SCP_LIKE = re.compile(r"^[A-Za-z0-9_.-]+@[A-Za-z0-9.-]+:[^:]+$")
+
+
+@dataclass(frozen=True)
+class Archive:
+    file: IO[bytes]
+    kind: Literal["tar", "zip"]
+    strip: int
+    message: str
+    author: Person | None
+
+
+class Imports:
+    def __init__(self, git: Git, refs: Refs) -> None:
+        self._git = git
+        self._refs = refs
+
+    async def files(self, path: Path, branch: str, source: FilesSource, by: Principal) -> None:
+        with tempfile.TemporaryFile(dir=path) as file:
+            pack = PackWriter(file)
+
+            def work() -> str:
+                edit = TreeEdit(_nothing_there)
+                apply(edit, pack, source.files)
+                return _committed(edit, pack, signed(source.author, by), source.message)
+
+            sha = await asyncio.to_thread(work)
+            await self._keep(path, file, pack, branch, sha)
+
+    async def archive(self, path: Path, branch: str, archive: Archive, by: Principal, most_bytes: int) -> None:
+        with tempfile.TemporaryFile(dir=path) as file:
+            pack = PackWriter(file)
+
+            def work() -> str:
+                edit = TreeEdit(_nothing_there)
+                members = _tar_members if archive.kind == "tar" else _zip_members
+                for member in members(archive.file, most_bytes):
+                    name = _stripped(member.path, archive.strip)
+                    if name is not None:
+                        if edit.entry(name) is not None:
+                            edit.delete(name)  # the later one of two wins, as it does when unpacked
+                        edit.put(name, member.mode, pack.add("blob", member.data), careful=False)
+                    if pack.size_bytes > most_bytes:
+                        raise RepoFull(f"the archive does not fit: the quota is {most_bytes} bytes")
+                return _committed(edit, pack, signed(archive.author, by), archive.message)
+
+            try:
+                sha = await asyncio.to_thread(work)
+            except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError) as error:
+                raise InvalidRequest(f"this is no whole {archive.kind} archive: {error}") from error
+            await self._keep(path, file, pack, branch, sha)
+
+    async def _keep(self, path: Path, file: IO[bytes], pack: PackWriter, branch: str, sha: str) -> None:
+        await self._refs.keep(path, file, pack)
+        await self._git.run(path, "update-ref", f"refs/heads/{checked_ref(branch)}", sha)
+
+    # ── from elsewhere ───────────────────────────────────────────────────────────────────────────────────────────
+
+    async def clone(self, path: Path, source: GitSource, by: Principal, most_bytes: int) -> None:
+        url = checked_url(source.url)
+        if source.rev is not None:
+            checked_revision(source.rev)
+        if source.history:
+            await self._fetch(path, most_bytes, "--tags", url, "+refs/heads/*:refs/heads/*")
+            await self._point_head(path, url, source.rev)
+            return
+        await self._fetch(path, most_bytes, "--depth=1", "--no-tags", url, source.rev or "HEAD")
+        done = await self._git.run(path, "rev-parse", "--verify", "FETCH_HEAD^{tree}")
+        author = signed(source.author, by)
+        tree = done.stdout.decode().strip()
+        with tempfile.TemporaryFile(dir=path) as file:
+            pack = PackWriter(file)
+            sha = pack.add("commit", commit_data(tree, [], author, author, source.message))
+            await self._refs.keep(path, file, pack)
+        await self._git.run(path, "update-ref", "HEAD", sha)
+        for left in ("FETCH_HEAD", "shallow"):
+            (path / left).unlink(missing_ok=True)
+        # The commit that was fetched is of no use to anybody.
+        await self._git.run(path, "repack", "-a", "-d", "-q", timeout_s=FETCH_S)
+        await self._git.run(path, "prune", "--expire=now", timeout_s=FETCH_S)
+
+    async def _fetch(self, path: Path, most_bytes: int, *args: str) -> None:
+        try:
+            await self._git.run(
+                path,
+                *("-c", "credential.helper=", "fetch", "--quiet", "--no-write-commit-graph", *args),
+                timeout_s=FETCH_S,
+                prefix=("prlimit", f"--fsize={most_bytes}"),
+            )
+        except HostFailure as error:
+            message = re.sub(r"//[^/@\s]*@", "//", error.message)
+            raise InvalidRequest(f"the repository could not be fetched: {message}", field="url") from error
+        except OperationTimeout:
+            raise OperationTimeout(f"the repository could not be fetched within {FETCH_S:.0f} s") from None
+
+    async def _point_head(self, path: Path, url: str, rev: str | None) -> None:
+        """To `rev` if it is a branch, else to the remote's own default."""
+        branch = rev
+        if branch is None:
+            done = await self._git.run(path, "ls-remote", "--symref", url, "HEAD", timeout_s=120)
+            found = re.match(rb"ref: refs/heads/(\S+)\tHEAD", done.stdout)
+            branch = found[1].decode("utf-8", "replace") if found else None
+        if branch is not None:
+            ref = f"refs/heads/{checked_ref(branch)}"
+            known = await self._git.run(path, "show-ref", "--verify", "--quiet", ref, ok=(0, 1))
+            if known.code and rev is not None:
+                raise InvalidRequest(f"the remote has no branch {rev!r}; for another revision, set history to false")
+            await self._git.run(path, "symbolic-ref", "HEAD", ref)
+        (path / "FETCH_HEAD").unlink(missing_ok=True)
+
+
+def checked_url(url: str) -> str:
+    """Nothing that would read this machine's own files or run a program."""
+    parts = urlsplit(url)
+    fine = parts.scheme in ("http", "https", "git", "ssh") and bool(parts.hostname)
+    hostile = url.startswith("-") or any(char.isspace() or ord(char) < 32 for char in url)
+    if hostile or (parts.hostname or "").startswith("-") or not (fine or _SCP_LIKE.match(url)):
+        raise InvalidRequest("the url must be http, https, git or ssh, such as https://example.com/a.git", field="url")
+    return url
+
+
+@dataclass(frozen=True)
+class _Member:
+    path: str
+    mode: int
+    data: bytes
+
+
+def _tar_members(file: IO[bytes], most_bytes: int) -> Iterator[_Member]:
+    room = most_bytes
+    with tarfile.open(fileobj=file, mode="r:*") as archive:
+        for count, info in enumerate(archive):
+            room = _counted(count, info.name, info.size, room)
+            name = info.name.removeprefix("./").rstrip("/")
+            if info.isdir():
+                continue
+            if info.issym():
+                yield _link(name, info.linkname.encode("utf-8", "surrogateescape"))
+            elif info.isreg() or info.islnk():
+                try:
+                    content = archive.extractfile(info)
+                except KeyError:
+                    raise InvalidRequest(f"{info.name!r} is a link to {info.linkname!r}, which is not there") from None
+                if content is None:
+                    raise InvalidRequest(f"{info.name!r} is a link to {info.linkname!r}, which is no file")
+                data = content.read(most_bytes + 1)
+                room = _counted(count, info.name, len(data) if info.islnk() else 0, room)
+                yield _Member(name, EXECUTABLE if info.mode & 0o100 else FILE, data)
+            else:
+                raise InvalidRequest(f"{info.name!r} is a device or a pipe; a repository holds files", path=info.name)
+
+
+def _zip_members(file: IO[bytes], most_bytes: int) -> Iterator[_Member]:
+    room = most_bytes
+    with zipfile.ZipFile(file) as archive:
+        for count, info in enumerate(archive.infolist()):
+            room = _counted(count, info.filename, info.file_size, room)
+            if info.is_dir():
+                continue
+            with archive.open(info) as content:
+                # What it says of its size may be a lie.
+                data = content.read(info.file_size + 1)
+            mode = info.external_attr >> 16
+            name = info.filename.removeprefix("./")
+            if stat.S_ISLNK(mode):
+                yield _link(name, data)
+            else:
+                yield _Member(name, EXECUTABLE if mode & 0o100 else FILE, data)
+
+
+def _counted(count: int, name: str, size: int, room: int) -> int:
+    if count >= MAX_MEMBERS:
+        raise InvalidRequest(f"the archive has more than {MAX_MEMBERS} entries; push it with git instead")
+    if size > room:
+        raise RepoFull(f"the archive does not fit: with {name!r} it exceeds the quota, unpacked")
+    return room - size
+
+
+def _link(name: str, target: bytes) -> _Member:
+    if not target or b"\0" in target or len(target) > MAX_LINK_BYTES:
+        raise InvalidRequest(f"the symlink {name!r} does not hold a path", path=name)
+    return _Member(name, SYMLINK, target)
+
+
+def _stripped(path: str, strip: int) -> str | None:
+    """Without its first parts; None if nothing is left. A path that leads out is refused before any is taken off."""
+    if path.startswith("/") or ".." in path.split("/"):
+        raise InvalidRequest(f"the archive has an entry {path!r}, which leads out of it", path=path)
+    parts = path.split("/")[strip:]
+    return "/".join(parts) or None
+
+
+def _committed(edit: TreeEdit, pack: PackWriter, author: Signature, message: str) -> str:
+    return pack.add("commit", commit_data(edit.write(pack), [], author, author, message))
+
+
+def _nothing_there(sha: str) -> dict[str, Entry]:
+    raise AssertionError(f"a new tree has no {sha}")

@@ -1,0 +1,474 @@
+"""One TCP connection of a guest, from accept to its record.
+
+The guest connected to an address; what it *means* is told by the name that gave this address (DNS answer), and by the
+first bytes it sends (SNI, Host). All of them must be allowed, and where a name is known the connection goes to an address
+that we found for that name: a name that is only claimed leads to its true owner.
+
+The guest's first bytes are looked at without taking them off the socket. They are looked at whenever they come, so
+waiting does not get around it; a server that speaks first is heard meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import select
+import socket
+import time
+from collections.abc import Mapping
+from typing import assert_never
+
+from forkyard.guest.base import SocketOwner
+from forkyard.models.network import EgressRecord, Verdict
+from forkyard.net.base import DOOR_ADDRESS, INTERNAL_DOMAIN, Network
+from forkyard.net.outside import Intercepted, tcp_connect
+from forkyard.net.policy import Decision, address_of
+from forkyard.net.relay import BudgetSpent, Relay, reset
+from forkyard.net.requests import BadRequest, Head, Requests, parse_head
+from forkyard.net.sniff import MOST_BYTES, Http, Malformed, Opaque, Sight, Tls, sniff
+from forkyard.net.watch import PrivateOnly, Watch
+
+#: How long a connection that only its first bytes can justify may stay silent.
+_UNJUSTIFIED_S = 2.0
+#: How long first bytes may stay incomplete.
+_INCOMPLETE_S = 30.0
+#: A record should say whose connection it was, and only while it is open can the guest tell.
+_OWNER_GRACE_S = 0.25
+_COURTESY_S = 0.5
+_LAST_WORDS_S = 5.0
+_STATUS_BYTES = len(b"HTTP/1.1 101 ")
+
+_TLS_ACCESS_DENIED = bytes((0x15, 3, 3, 0, 2, 2, 49))
+
+
+class Denied(Exception):
+    """The policy does not allow it. The message is for the user."""
+
+
+class Connection:
+    def __init__(self, watch: Watch, guest: socket.socket, source_port: int, address: str, port: int) -> None:
+        self._watch = watch
+        self._guest = guest
+        self._source_port = source_port
+        self._address, self._port = address, port
+        self._target = address  # where it really goes
+        self._name: str | None = None
+        self._loop = asyncio.get_running_loop()
+        self._started_s = self._loop.time()
+        self._began_s = time.monotonic()
+        self._relay: Relay | None = None
+        self._sight: Sight | None = None
+        self._service: str | None = None
+        self._intercepted: Network | None = None
+        self._noted: tuple[Verdict, str | None] = ("allowed", None)
+
+    @property
+    def last_s(self) -> float:
+        """When it last carried anything."""
+        return self._relay.last_s if self._relay is not None else self._started_s
+
+    async def run(self) -> None:
+        """Serve it to its end, and record it."""
+        watch = self._watch
+        owner = asyncio.create_task(watch.owner("tcp", self._source_port, self._address, self._port))
+        verdict: Verdict = "failed"
+        reason: str | None = "an unexpected error in the daemon; its log has the details"
+        try:
+            await self._serve(owner)
+            verdict, reason = self._noted
+        except Denied as refusal:
+            verdict, reason = "denied", str(refusal)
+            await asyncio.wait((owner,), timeout=_OWNER_GRACE_S)
+            await self._refuse(str(refusal))
+        except BadRequest as error:
+            verdict, reason = "denied", f"{self._shown}: {error}"
+        except BudgetSpent:
+            verdict, reason = "denied", watch.out_of_budget()
+        except OSError as error:
+            why = error.strerror or str(error) or type(error).__name__
+            verdict, reason = "failed", f"the connection to {self._shown} failed: {why}"
+        except asyncio.CancelledError:
+            verdict, reason = "failed", "the sandbox's network was shut"
+            raise
+        finally:
+            if self._relay is not None:
+                self._relay.close()
+            reset(self._guest)
+            found = await _owner_or_none(owner)
+            relay = self._relay
+            watch.record(
+                "tcp",
+                verdict,
+                reason,
+                owner=found,
+                name=self._name,
+                address=self._target,
+                port=self._port,
+                bytes_out=relay.bytes_out if relay else 0,
+                bytes_in=relay.bytes_in if relay else 0,
+                duration_s=time.monotonic() - self._began_s,
+            )
+
+    def end(self, error: Exception) -> None:
+        if self._relay is not None:
+            self._relay.abort(error)
+
+    def reconsider(self) -> None:
+        """The policy has changed: end what it no longer allows."""
+        watch = self._watch
+        if self._relay is None:
+            return  # the new policy is asked anyway
+        if self._service is not None:
+            if watch.network.services.get(self._name or "") is None:
+                self.end(Denied(f"{self._name} is no longer there"))
+        elif (reason := watch.out_of_budget()) is not None:
+            self.end(Denied(reason))
+        elif self._intercepted is not None and _terms(self._intercepted) != _terms(watch.network):
+            self.end(Denied("the terms of this connection have changed; connect again"))
+        elif self._intercepted is None and self._wanted():
+            self.end(Denied("this connection is to be looked into from now on; connect again"))
+        elif not watch.replays and not (decision := watch.decide(self._name, self._target, self._port)).allowed:
+            self.end(Denied(decision.reason))
+
+    @property
+    def _shown(self) -> str:
+        return f"{self._name} ({self._target}) port {self._port}" if self._name else f"{self._target} port {self._port}"
+
+    # -- deciding ----------------------------------------------------------------------------------------------------
+
+    async def _serve(self, owner: asyncio.Task[SocketOwner | None]) -> None:
+        watch = self._watch
+        if (reason := watch.out_of_budget()) is not None:
+            raise Denied(reason)
+        known, by_address = self._by_answer()
+        early: asyncio.Task[socket.socket] | None = None
+        if known.allowed and not watch.network.intercepts and self._address != DOOR_ADDRESS:
+            early = asyncio.create_task(watch.outside.connect(self._address, self._port))
+        try:
+            look = asyncio.create_task(self._look(known.allowed, by_address.allowed))
+            try:
+                await self._hear(look, early, owner)
+                self._sight = look.result()
+            finally:
+                look.cancel()
+            await self._proceed(self._sight, known, by_address, early, owner)
+        finally:
+            if early is not None:
+                await _discard(early)
+
+    def _by_answer(self) -> tuple[Decision, Decision]:
+        """What the address alone says: by the names that gave it, and by itself."""
+        watch = self._watch
+        if self._address == DOOR_ADDRESS:
+            refusal = Decision(False, f"there is nothing at {DOOR_ADDRESS} but the services of {INTERNAL_DOMAIN}")
+            return refusal, refusal
+        by_address = watch.decide(None, self._address, self._port)
+        names = watch.names.of(self._address)
+        decision: Decision = by_address
+        for name in names:
+            decision = watch.decide(name, self._address, self._port)
+            if decision.allowed:
+                self._name = name
+                return decision, by_address
+        if names:
+            self._name = names[0]
+        return (by_address if by_address.allowed else decision), by_address
+
+    async def _hear(
+        self,
+        look: asyncio.Task[Sight],
+        early: asyncio.Task[socket.socket] | None,
+        owner: asyncio.Task[SocketOwner | None],
+    ) -> None:
+        """Wait for the guest's first bytes, while a server that speaks first is heard."""
+        if early is not None:
+            await asyncio.wait((look, early), return_when=asyncio.FIRST_COMPLETED)
+            if not look.done():
+                upstream = early.result()  # a failure to connect ends it here
+                await asyncio.wait((owner,), timeout=_OWNER_GRACE_S)
+                self._relay = Relay(self._guest, upstream, self._watch.meter)
+                self._relay.down.resume()
+                broken = self._relay.over
+                await asyncio.wait((look, broken), return_when=asyncio.FIRST_COMPLETED)
+                if not look.done():
+                    broken.result()
+        await asyncio.wait((look,))
+
+    async def _look(self, allowed: bool, by_address: bool) -> Sight:
+        """What the guest's first bytes are. An address that may be reached under no name at all need not wait for them
+        to make sense; one that may not be reached as it is must not wait for them long."""
+        peek = _Peek(self._guest)
+        data = b""
+        deadline_s = None if allowed else self._loop.time() + _UNJUSTIFIED_S
+        try:
+            while True:
+                async with asyncio.timeout_at(deadline_s):
+                    more = await peek.beyond(len(data))
+                if len(more) == len(data):
+                    break  # no more will come
+                if not data:
+                    deadline_s = self._loop.time() + (_UNJUSTIFIED_S if by_address else _INCOMPLETE_S)
+                data = more
+                if (sight := sniff(data)) is not None:
+                    return sight
+        except (TimeoutError, ConnectionError):
+            pass
+        finally:
+            peek.close()
+        return Malformed("its first bytes make no sense") if data and not by_address else Opaque()
+
+    async def _proceed(
+        self,
+        sight: Sight,
+        known: Decision,
+        by_address: Decision,
+        early: asyncio.Task[socket.socket] | None,
+        owner: asyncio.Task[SocketOwner | None],
+    ) -> None:
+        head: Head | None = None
+        match sight:
+            case Tls(name=name):
+                claimed = name
+            case Http(head=raw):
+                try:
+                    head, _ = parse_head(raw)
+                    claimed = head.host
+                except BadRequest as error:
+                    if not by_address.allowed:
+                        raise Denied(f"{self._shown}: {error}") from None
+                    claimed = None
+            case Malformed(why=why):
+                if not by_address.allowed:
+                    raise Denied(f"{self._shown}: {why}")
+                claimed = None
+            case Opaque():
+                claimed = None
+            case _:
+                assert_never(sight)
+        if claimed is not None and (service := self._watch.network.services.get(claimed)) is not None:
+            self._name = self._service = claimed
+            if head is None:
+                raise Denied(f"{claimed} speaks plain HTTP only; use http://{claimed}")
+            upstream = await tcp_connect(service.address, service.port)
+            await self._carry(upstream, owner, Requests(_SameHost(claimed, service.headers)))
+            return
+        if claimed is not None and self._watch.replays:
+            self._name = claimed
+        elif claimed is not None and address_of(claimed) is None:
+            await self._settle(claimed, by_address)
+        elif claimed is not None and (claimed != self._address or not by_address.allowed):
+            self._name = None
+            raise Denied(by_address.reason if claimed == self._address else f"{self._shown} is not {claimed}")
+        elif not known.allowed:
+            raise Denied(known.reason)
+        if claimed is not None and self._wanted():
+            await self._intercept(owner)
+            return
+        if self._watch.replays:
+            raise Denied(f"{self._shown} is not in the recording: only HTTP and HTTPS are replayed")
+        if early is not None and self._target == self._address:
+            upstream = await early
+        elif self._relay is not None and self._relay.bytes_in:
+            raise Denied(f"{self._address} is not {self._name}, and has already answered")
+        else:
+            upstream = await self._watch.outside.connect(self._target, self._port)
+        await self._carry(upstream, owner, Requests(_SameHost(head.host, {})) if head is not None else None)
+
+    async def _settle(self, name: str, by_address: Decision) -> None:
+        """Find where a connection to `name` goes, or deny it. Nothing of a denied name reaches a resolver."""
+        watch, known_names = self._watch, self._watch.names.of(self._address)
+        self._name = name
+        if not by_address.allowed and name not in known_names:
+            if not (decision := watch.gate.name(name)).allowed:
+                raise Denied(decision.reason)
+            try:
+                addresses = await watch.addresses(name)
+            except PrivateOnly as error:
+                raise Denied(str(error)) from None
+            if not addresses:
+                raise Denied(f"{name} has no address that this sandbox may reach")
+            if self._address not in addresses:
+                self._target = addresses[0]
+        if not (decision := watch.decide(name, self._target, self._port)).allowed:
+            raise Denied(decision.reason)
+
+    def _wanted(self) -> bool:
+        interceptor = self._watch.outside.intercept
+        network = self._watch.network
+        return (
+            network.intercepts
+            and interceptor is not None
+            and self._name is not None
+            and isinstance(self._sight, Tls | Http)
+            and interceptor.wants(network, self._name, isinstance(self._sight, Tls))
+        )
+
+    # -- carrying ----------------------------------------------------------------------------------------------------
+
+    async def _carry(
+        self, upstream: socket.socket, owner: asyncio.Task[SocketOwner | None], requests: Requests | None = None
+    ) -> None:
+        await asyncio.wait((owner,), timeout=_OWNER_GRACE_S)
+        relay = self._relay
+        if relay is None or relay.outer is not upstream:
+            if relay is not None:
+                relay.drop_outer()
+            relay = self._relay = Relay(self._guest, upstream, self._watch.meter)
+        if requests is not None:
+            _Checked(relay, requests)
+        self.reconsider()  # what was decided may have changed since
+        await relay.run()
+
+    async def _intercept(self, owner: asyncio.Task[SocketOwner | None]) -> None:
+        interceptor, network, name = self._watch.outside.intercept, self._watch.network, self._name
+        assert interceptor is not None and name is not None
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setblocking(False)
+
+        async def connect() -> socket.socket:
+            if self._watch.replays:
+                raise PermissionError("nothing but the recording may answer")
+            return await self._watch.outside.connect(self._target, self._port)
+
+        def note(verdict: Verdict, reason: str | None) -> None:
+            self._noted = (verdict, reason)
+
+        def record(record: EgressRecord) -> None:
+            found = owner.result() if owner.done() and not owner.cancelled() and not owner.exception() else None
+            self._watch.write(record, found)
+
+        self._intercepted = network
+        what = Intercepted(
+            self._watch.sandbox_id, name, self._port, isinstance(self._sight, Tls), network, connect, note, record
+        )
+        served = asyncio.create_task(interceptor.serve(theirs, what))
+        carried = asyncio.create_task(self._carry(ours, owner))
+        try:
+            await asyncio.wait((served, carried), return_when=asyncio.FIRST_COMPLETED)
+            # The end of one is news to the other, which may still have something to pass on.
+            await asyncio.wait((served, carried), timeout=_LAST_WORDS_S)
+            if carried.done():
+                carried.result()
+            if served.done() and (error := served.exception()) is not None:
+                raise OSError(f"{type(error).__name__}: {error}") from error
+        finally:
+            for task in (served, carried):
+                task.cancel()
+            await asyncio.gather(served, carried, return_exceptions=True)
+            theirs.close()
+
+    async def _refuse(self, reason: str) -> None:
+        """Say why where the guest can see it, and hang up."""
+        if self._relay is not None:
+            return
+        match self._sight:
+            case Http():
+                body = f"Forkyard: blocked. {reason}\n".encode()
+                answer = (
+                    b"HTTP/1.1 403 Forbidden\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n"
+                    b"X-Forkyard-Blocked: 1\r\nContent-Length: %d\r\n\r\n" % len(body)
+                ) + body
+            case Tls():
+                answer = _TLS_ACCESS_DENIED
+            case _:
+                return
+        with contextlib.suppress(OSError):
+            self._guest.send(answer)
+            self._guest.shutdown(socket.SHUT_WR)
+            # What is still unread would turn the close into a reset, which can overtake the answer.
+            async with asyncio.timeout(_COURTESY_S):
+                for _ in range(64):
+                    if not await self._loop.sock_recv(self._guest, 65536):
+                        break
+
+
+class _SameHost:
+    """Every request of a connection must be to the host of the first."""
+
+    def __init__(self, host: str, replaced: Mapping[str, str]) -> None:
+        self._host, self._replaced = host, replaced
+
+    def __call__(self, head: Head) -> Mapping[str, str]:
+        if head.host != self._host:
+            raise Denied(f"a request to {head.host} on a connection to {self._host}; use a connection of its own")
+        return self._replaced
+
+
+class _Checked:
+    """Plain HTTP on a relay: requests are checked one by one, and a WebSocket is let through once the server agrees."""
+
+    def __init__(self, relay: Relay, requests: Requests) -> None:
+        self._relay, self._requests = relay, requests
+        self._answer = b""
+        relay.up.filter = self._asked
+
+    def _asked(self, data: memoryview) -> bytes:
+        passed = self._requests.feed(data)
+        if self._requests.waiting:
+            self._relay.up.pause()
+            self._relay.down.filter = self._answered
+        return passed
+
+    def _answered(self, data: memoryview) -> memoryview:
+        self._answer += bytes(data[:_STATUS_BYTES])
+        if len(self._answer) >= _STATUS_BYTES:
+            self._relay.down.filter = None
+            waited = self._requests.upgraded(self._answer[8:13] == b" 101 ")
+            self._relay.up.write(waited)
+            self._relay.up.resume()
+        return data
+
+
+class _Peek:
+    """Waits for bytes on a socket and leaves them there."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sock = sock
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLRDHUP)
+
+    async def beyond(self, count: int) -> bytes:
+        """The first bytes, when there are more than `count`; or all there will ever be."""
+        # Otherwise the bytes that we leave would wake us for ever.
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count + 1)
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                ended = bool(self._poll.poll(0))
+                data = self._sock.recv(MOST_BYTES, socket.MSG_PEEK)
+                if len(data) > count or ended or not data:
+                    return data
+            await self._readable()
+
+    async def _readable(self) -> None:
+        ready = asyncio.Event()
+        fd = self._sock.fileno()
+        self._loop.add_reader(fd, ready.set)
+        try:
+            await ready.wait()
+        finally:
+            self._loop.remove_reader(fd)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+
+
+def _terms(network: Network) -> tuple[object, ...]:
+    return network.injections, network.egress.record, network.egress.replay
+
+
+async def _discard(opening: asyncio.Task[socket.socket]) -> None:
+    opening.cancel()
+    with contextlib.suppress(OSError, asyncio.CancelledError):
+        (await opening).close()
+
+
+async def _owner_or_none(owner: asyncio.Task[SocketOwner | None]) -> SocketOwner | None:
+    if not owner.done():
+        owner.cancel()
+    try:
+        return await owner
+    except (asyncio.CancelledError, Exception):
+        return None

@@ -1,0 +1,93 @@
+"""Doing something inside another network namespace, from a process that stays where it is.
+
+Linux keeps the namespace per thread, and a socket belongs for ever to the one it was made in. So a thread of its own goes
+in, does its work, and ends there; what it made is used from anywhere, by asyncio too. No thread ever comes back: one that
+could not would open the daemon's own connections inside a sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import ctypes
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_CLONE_NEWNET = 0x40000000
+_MS_BIND = 0x1000
+_MNT_DETACH = 2
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+async def inside(namespace: Path, work: Callable[[], T]) -> T:
+    """What `work` returns, done in this namespace by a thread of its own. `work` must not block for long."""
+
+    def enter_and_work() -> T:
+        fd = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _check(_libc.setns(fd, _CLONE_NEWNET), f"cannot enter the network namespace {namespace}")
+        finally:
+            os.close(fd)
+        return work()
+
+    return await _in_thread(enter_and_work)
+
+
+async def create(namespace: Path, furnish: Callable[[], None]) -> None:
+    """A new network namespace that lasts until it is removed; `furnish` is called inside. If that fails, it is gone."""
+
+    def make() -> None:
+        namespace.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        _check(_libc.unshare(_CLONE_NEWNET), "cannot make a network namespace")
+        namespace.touch(mode=0o444, exist_ok=False)
+        try:
+            here = f"/proc/self/task/{threading.get_native_id()}/ns/net"
+            mounted = _libc.mount(here.encode(), os.fsencode(namespace), None, _MS_BIND, None)
+            _check(mounted, f"cannot keep a network namespace at {namespace}")
+            furnish()
+        except BaseException:
+            remove(namespace)
+            raise
+
+    await _in_thread(make)
+
+
+def remove(namespace: Path) -> None:
+    """Idempotent. It ends when nobody is inside any more, with all its interfaces."""
+    while _libc.umount2(os.fsencode(namespace), _MNT_DETACH) == 0:
+        pass
+    namespace.unlink(missing_ok=True)
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    done: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            with contextlib.suppress(concurrent.futures.InvalidStateError):
+                done.set_exception(error)
+        else:
+            with contextlib.suppress(concurrent.futures.InvalidStateError):
+                done.set_result(result)
+
+    threading.Thread(target=run, name="in a slot", daemon=True).start()
+    future = asyncio.wrap_future(done)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait({future})  # so that what is undone next is not done again behind our back
+        raise
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")

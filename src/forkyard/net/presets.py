@@ -1,0 +1,161 @@
+"""Which names a preset opens.
+
+Owns: the git hosts of the preset `coding`, and asking the package managers of this host where their packages come from.
+No registry is named here: a mirror that the host uses is what its sandboxes use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+#: Where repositories are cloned from, and where their archives and large files are.
+GIT_HOSTS = frozenset(
+    {
+        *("github.com", "*.github.com", "*.githubusercontent.com", "ghcr.io"),
+        *("gitlab.com", "*.gitlab.com"),
+        *("bitbucket.org", "*.bitbucket.org"),
+        *("codeberg.org", "*.codeberg.org"),
+    }
+)
+_QUERY_TIMEOUT_S = 30
+_URL = re.compile(r"https?://[^\s'\"`<>|]+")
+
+
+@dataclass(frozen=True)
+class Presets:
+    """`registries` are names that this host itself gets packages from; they may be on a private network."""
+
+    registries: frozenset[str] = frozenset()
+    git_hosts: frozenset[str] = GIT_HOSTS
+    research_bytes_per_s: int = 16 << 20
+    research_connections_per_minute: int = 600
+
+
+async def read_presets() -> Presets:
+    """Asks the package managers of this host. One that is not installed, or does not answer, adds nothing."""
+    found = await asyncio.gather(_apt(), _pip(), _npm(), _cargo())
+    return Presets(registries=frozenset().union(*found))
+
+
+def hosts_of(urls: Iterable[str]) -> frozenset[str]:
+    """Host names of web addresses, those that mean this machine left out."""
+    hosts = set()
+    for url in urls:
+        with contextlib.suppress(ValueError):
+            host = (urlsplit(url).hostname or "").rstrip(".").lower()
+            if host and host != "localhost" and not host.endswith(".localhost") and "." in host:
+                hosts.add(host)
+    return frozenset(hosts)
+
+
+def apt_hosts(indextargets: str) -> frozenset[str]:
+    return hosts_of(indextargets.split())
+
+
+def pip_hosts(config_list: str) -> frozenset[str]:
+    """From `pip config list`."""
+    values = re.findall(r"^\S*?\.(?:index-url|extra-index-url|find-links)='(.*)'$", config_list, re.MULTILINE)
+    return hosts_of(url for value in values for url in _URL.findall(value.replace("\\n", " ")))
+
+
+def npm_hosts(config_json: str) -> frozenset[str]:
+    """From `npm config list --json`, which has the registries of scopes too."""
+    config = json.loads(config_json)
+    return hosts_of(
+        value
+        for name, value in config.items()
+        if (name == "registry" or name.endswith(":registry")) and isinstance(value, str)
+    )
+
+
+async def _apt() -> frozenset[str]:
+    return await _ask(("apt-get", "indextargets", "--format", "$(SITE)"), apt_hosts)
+
+
+async def _pip() -> frozenset[str]:
+    for python in (sys.executable, "python3"):
+        # Its own default counts where nothing is configured, so it is asked for that too.
+        default = "from pip._internal.models.index import PyPI; print(PyPI.simple_url, PyPI.file_storage_domain)"
+        if configured := await _ask((python, "-m", "pip", "config", "list"), pip_hosts):
+            return configured
+        if found := await _ask((python, "-c", default), _default_index):
+            return found
+    return frozenset()
+
+
+def _default_index(printed: str) -> frozenset[str]:
+    simple_url, _, files = printed.strip().partition(" ")
+    return hosts_of((simple_url, f"https://{files}"))
+
+
+async def _npm() -> frozenset[str]:
+    return await _ask(("npm", "config", "list", "--json"), npm_hosts)
+
+
+async def _cargo() -> frozenset[str]:
+    """Cargo has no way to say which registry it would use. So it is sent to fetch something with the way out barred, and
+    names in its complaint what it wanted."""
+    with tempfile.TemporaryDirectory(prefix="forkyard-cargo-") as directory:
+        manifest = '[package]\nname = "x"\nversion = "0.0.0"\nedition = "2021"\n[lib]\npath = "x.rs"\n'
+        await asyncio.to_thread(_write, Path(directory), manifest + '[dependencies]\nlibc = "*"\n')
+        barred = {
+            "CARGO_HTTP_PROXY": "http://127.0.0.1:1",
+            "CARGO_NET_RETRY": "0",
+            "CARGO_NET_GIT_FETCH_WITH_CLI": "false",
+        }
+        command = ("cargo", "generate-lockfile", "--manifest-path", f"{directory}/Cargo.toml")
+        return await _ask(command, _complained_of, env=barred, may_fail=True)
+
+
+def _write(directory: Path, manifest: str) -> None:
+    (directory / "Cargo.toml").write_text(manifest)
+    (directory / "x.rs").touch()
+
+
+def _complained_of(complaint: str) -> frozenset[str]:
+    return hosts_of(_URL.findall(complaint))
+
+
+async def _ask(
+    command: tuple[str, ...],
+    read: Callable[[str], frozenset[str]],
+    *,
+    env: dict[str, str] | None = None,
+    may_fail: bool = False,
+) -> frozenset[str]:
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT if may_fail else asyncio.subprocess.DEVNULL,
+            env={**os.environ, "LC_ALL": "C.UTF-8", **(env or {})},
+        )
+    except OSError:
+        return frozenset()
+    try:
+        async with asyncio.timeout(_QUERY_TIMEOUT_S):
+            output, _ = await process.communicate()
+        return read(output.decode(errors="replace")) if may_fail or process.returncode == 0 else frozenset()
+    except (TimeoutError, ValueError) as error:
+        log.warning("a package manager did not say where its packages come from", tool=command[0], error=str(error))
+        return frozenset()
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()

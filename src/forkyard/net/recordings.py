@@ -1,0 +1,232 @@
+"""HTTP exchanges on disk: stored under a name, found again by what was asked.
+
+Owns: `recordings/<name>/` in the state directory: an index, one line for each exchange, appended and synced when its
+answer is whole; and bodies, each in a file named by its hash. Values of secrets do not come here: they are taken out of
+answers before, and of requests only what the guest sent is kept, as a hash. Never does: HTTP.
+
+A recording is replayed by each sandbox from its beginning: of requests that are the same, the first gets the first
+answer, the second the second, and when they are used up the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from forkyard.errors import HostFailure, NotFound
+from forkyard.models.network import RecordedExchange, RecordingInfo
+
+MAX_BODY_BYTES = 2**30
+_CHUNK_BYTES = 256 * 1024
+_INDEX = "index.jsonl"
+_BODIES = "bodies"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+#: Sandboxes whose place in a recording is remembered.
+_PLACES = 1024
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What makes two requests the same."""
+
+    method: str
+    url: str
+    body_sha256: str
+    range: str | None = None
+
+
+@dataclass(frozen=True)
+class Answered:
+    status: int
+    reason: str
+    headers: tuple[tuple[str, str], ...]
+    body_sha256: str
+    body_bytes: int
+
+
+class Recordings:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._writing: dict[str, asyncio.Lock] = {}
+        self._loaded: dict[str, tuple[int, dict[Asked, list[Answered]]]] = {}  # size of the index when it was read
+        self._places: OrderedDict[tuple[str, str], dict[Asked, int]] = OrderedDict()
+
+    def exists(self, name: str) -> bool:
+        return bool(_NAME.fullmatch(name)) and (self._directory / name / _INDEX).exists()
+
+    # ── store ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, name: str, asked: Asked) -> Taking:
+        return Taking(self, name, asked)
+
+    async def keep(self, name: str, asked: Asked, answered: Answered, body: Path) -> None:
+        line = json.dumps({"at": datetime.now(UTC).isoformat(), "asked": asdict(asked), "answered": asdict(answered)})
+        async with self._writing.setdefault(name, asyncio.Lock()):
+            await asyncio.to_thread(_append, self._directory / name, line, body, answered.body_sha256)
+
+    def temporary(self, name: str) -> tuple[BinaryIO, Path]:
+        """A file for a body that is coming in. Blocking, but quick."""
+        directory = self._directory / name / _BODIES
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = directory / f".new-{os.urandom(8).hex()}"
+        return path.open("xb"), path
+
+    # ── replay ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def find(self, name: str, sandbox_id: str, asked: Asked) -> Answered | None:
+        """What answers this request of this sandbox now."""
+        answers = (await self._load(name)).get(asked)
+        if not answers:
+            return None
+        places = self._places.setdefault((name, sandbox_id), {})
+        self._places.move_to_end((name, sandbox_id))
+        while len(self._places) > _PLACES:
+            self._places.popitem(last=False)
+        place = places.get(asked, 0)
+        places[asked] = place + 1
+        return answers[min(place, len(answers) - 1)]
+
+    async def body(self, name: str, answered: Answered) -> AsyncIterator[bytes]:
+        path = self._directory / name / _BODIES / answered.body_sha256
+        try:
+            file = await asyncio.to_thread(path.open, "rb")
+            try:
+                while chunk := await asyncio.to_thread(file.read, _CHUNK_BYTES):
+                    yield chunk
+            finally:
+                file.close()
+        except OSError as error:
+            raise HostFailure(f"recording {name!r} is damaged: {error}; record it again") from error
+
+    async def _load(self, name: str) -> dict[Asked, list[Answered]]:
+        path = self._directory / name / _INDEX
+        try:
+            size = path.stat().st_size
+            known = self._loaded.get(name)
+            if known is None or known[0] != size:
+                known = (size, await asyncio.to_thread(_read_index, path))
+                self._loaded[name] = known
+            return known[1]
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise HostFailure(f"recording {name!r} is damaged: {error}; record it again") from error
+
+    # ── look, delete ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def list(self) -> list[RecordingInfo]:
+        return await asyncio.to_thread(_list, self._directory)
+
+    async def exchanges(self, name: str) -> list[RecordedExchange]:
+        self._require(name)
+        return await asyncio.to_thread(_exchanges, self._directory / name / _INDEX)
+
+    async def delete(self, name: str) -> None:
+        self._require(name)
+        self._loaded.pop(name, None)
+        for key in [key for key in self._places if key[0] == name]:
+            del self._places[key]
+        async with self._writing.setdefault(name, asyncio.Lock()):
+            await asyncio.to_thread(shutil.rmtree, self._directory / name, True)
+
+    def _require(self, name: str) -> None:
+        if not self.exists(name):
+            raise NotFound(f"there is no recording {name!r}; `forkyard recordings ls` lists those there are")
+
+
+class Taking:
+    """One answer on its way to disk. If it is not finished, nothing is kept."""
+
+    def __init__(self, recordings: Recordings, name: str, asked: Asked) -> None:
+        self._recordings = recordings
+        self._name = name
+        self._asked = asked
+        self._file, self._path = recordings.temporary(name)
+        self._hash = hashlib.sha256()
+        self._size = 0
+
+    async def write(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._size <= MAX_BODY_BYTES:
+            self._hash.update(data)
+            await asyncio.to_thread(self._file.write, data)
+
+    async def finish(self, status: int, reason: str, headers: tuple[tuple[str, str], ...]) -> bool:
+        """False if it was too large to keep."""
+        if self._size > MAX_BODY_BYTES:
+            return False
+        await asyncio.to_thread(_close_synced, self._file)
+        answered = Answered(status, reason, headers, self._hash.hexdigest(), self._size)
+        await self._recordings.keep(self._name, self._asked, answered, self._path)
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+def _close_synced(file: BinaryIO) -> None:
+    with file:
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _append(directory: Path, line: str, body: Path, body_sha256: str) -> None:
+    body.replace(directory / _BODIES / body_sha256)
+    with (directory / _INDEX).open("a") as index:
+        index.write(line + "\n")
+        index.flush()
+        os.fsync(index.fileno())
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Whole lines only: the last may be half of one, if the power failed."""
+    text = path.read_text()
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def _read_index(path: Path) -> dict[Asked, list[Answered]]:
+    found: dict[Asked, list[Answered]] = {}
+    for line in _lines(path):
+        answered = line["answered"]
+        headers = tuple((str(name), str(value)) for name, value in answered.pop("headers"))
+        found.setdefault(Asked(**line["asked"]), []).append(Answered(headers=headers, **answered))
+    return found
+
+
+def _list(directory: Path) -> list[RecordingInfo]:
+    found = []
+    for path in sorted(directory.glob(f"*/{_INDEX}")):
+        lines = _lines(path)
+        found.append(
+            RecordingInfo(
+                name=path.parent.name,
+                exchanges=len(lines),
+                size_bytes=sum(file.stat().st_size for file in (path.parent / _BODIES).glob("[!.]*")),
+                updated_at=datetime.fromtimestamp(path.stat().st_mtime, UTC),
+            )
+        )
+    return found
+
+
+def _exchanges(path: Path) -> list[RecordedExchange]:
+    return [
+        RecordedExchange(
+            at=line["at"],
+            method=line["asked"]["method"],
+            url=line["asked"]["url"],
+            status=line["answered"]["status"],
+            size_bytes=line["answered"]["body_bytes"],
+        )
+        for line in _lines(path)
+    ]

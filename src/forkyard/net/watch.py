@@ -1,0 +1,200 @@
+"""What the parts of one door share: the policy in force, the meter, which name gave which address, and the records."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address
+from typing import Literal
+
+import structlog
+
+from forkyard.errors import ForkyardError
+from forkyard.guest.base import SocketOwner
+from forkyard.models.network import EgressRecord, Verdict
+from forkyard.net.base import Network, OwnerOf
+from forkyard.net.limits import Bucket, Meter
+from forkyard.net.outside import Outside
+from forkyard.net.policy import Decision, Gate
+
+log = structlog.get_logger(__name__)
+
+_REMEMBERED = 4096
+_REMEMBERED_S = 6 * 3600.0
+_NAMES_PER_ADDRESS = 16
+_OWNER_TIMEOUT_S = 2.0
+_OWNERS_ASKED_AT_ONCE = 32
+#: Records of refusals beyond this rate are counted and not written one by one.
+_RECORDS_PER_S, _RECORDS_BURST = 200.0, 2000.0
+#: Stand for names that are only replayed. Nothing outside has such an address (RFC 2544).
+_MADE_UP = IPv4Address("198.18.0.1")
+_MADE_UP_COUNT = 1 << 16
+
+Sink = Callable[[EgressRecord], None]
+
+
+class PrivateOnly(Exception):
+    """All addresses of a name are such that only a rule can open. The message is for the user."""
+
+
+class Names:
+    """Which names gave which address, for a while. A guest cannot make it grow."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._names: OrderedDict[str, dict[str, float]] = OrderedDict()
+        self._made_up: OrderedDict[str, str] = OrderedDict()
+        self._next = 0
+
+    def learn(self, name: str, addresses: list[str]) -> None:
+        for address in addresses:
+            names = self._names.setdefault(address, {})
+            names.pop(name, None)
+            names[name] = self._clock()
+            if len(names) > _NAMES_PER_ADDRESS:
+                del names[next(iter(names))]
+            self._names.move_to_end(address)
+        while len(self._names) > _REMEMBERED:
+            self._names.popitem(last=False)
+
+    def of(self, address: str) -> list[str]:
+        """Latest first."""
+        oldest = self._clock() - _REMEMBERED_S
+        return [name for name, at in reversed(self._names.get(address, {}).items()) if at > oldest]
+
+    def make_up(self, name: str) -> str:
+        """An address for a name that is never looked up."""
+        if (address := self._made_up.get(name)) is None:
+            address = str(_MADE_UP + self._next)
+            self._next = (self._next + 1) % _MADE_UP_COUNT
+            self._made_up[name] = address
+            if len(self._made_up) > _REMEMBERED:
+                self._made_up.popitem(last=False)
+        self.learn(name, [address])
+        return address
+
+
+def is_own(address: IPv4Address) -> bool:
+    """Whether it is an address of this host: the kernel would speak to it from itself. Sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((str(address), 9))
+            return bool(probe.getsockname()[0] == str(address))
+        except OSError:
+            return False
+
+
+class Watch:
+    def __init__(self, sandbox_id: str, network: Network, owner_of: OwnerOf, sink: Sink, outside: Outside) -> None:
+        self.sandbox_id = sandbox_id
+        self.outside = outside
+        self.meter = Meter()
+        self.names = Names()
+        self._owner_of = owner_of
+        self._owners = asyncio.Semaphore(_OWNERS_ASKED_AT_ONCE)
+        self._sink = sink
+        self._records = Bucket(_RECORDS_PER_S, _RECORDS_BURST)
+        self._unwritten = 0
+        self.network = network
+        self.gate = Gate(sandbox_id, network.egress, outside.presets)
+        self.update(network)
+
+    def update(self, network: Network) -> None:
+        self.network = network
+        self.gate = Gate(self.sandbox_id, network.egress, self.outside.presets)
+        self.meter.limit(self.gate.allowance, network.spent_bytes)
+
+    @property
+    def replays(self) -> bool:
+        return self.network.egress.replay is not None
+
+    def decide(self, name: str | None, address: str, port: int) -> Decision:
+        parsed = IPv4Address(address)
+        return self.gate.connection(name, parsed, port, own=is_own(parsed))
+
+    async def addresses(self, name: str) -> list[str]:
+        """Of an allowed name: those that may be given to the guest. Raises `OSError`, `PrivateOnly`."""
+        found = await self.outside.resolver.resolve(name)
+        gate = self.gate
+        kept = [address for address in found if _answers(gate, name, address)]
+        if found and not kept:
+            # Nothing but a rule that names the network: a name in somebody else's hands must not open ours.
+            how = f"allow it with `forkyard egress allow {self.sandbox_id} {found[0]}`"
+            raise PrivateOnly(f"{name} leads to {found[0]}, in a private or reserved network; {how}")
+        self.names.learn(name, kept)
+        return kept
+
+    def out_of_budget(self) -> str | None:
+        if not self.meter.spent():
+            return None
+        budget = self.gate.allowance.byte_budget
+        return f"the byte budget of {budget} bytes is used up; raise it with `forkyard egress set {self.sandbox_id}`"
+
+    async def owner(
+        self, protocol: Literal["tcp", "udp"], source_port: int, address: str, port: int
+    ) -> SocketOwner | None:
+        """None if the guest does not say, or not in time."""
+        with contextlib.suppress(ForkyardError, TimeoutError, OSError):
+            async with asyncio.timeout(_OWNER_TIMEOUT_S), self._owners:
+                return await self._owner_of(protocol, source_port, address, port)
+        return None
+
+    def record(
+        self,
+        kind: Literal["tcp", "dns", "http"],
+        verdict: Verdict,
+        reason: str | None,
+        *,
+        owner: SocketOwner | None = None,
+        name: str | None = None,
+        address: str | None = None,
+        port: int | None = None,
+        bytes_out: int = 0,
+        bytes_in: int = 0,
+        duration_s: float = 0.0,
+    ) -> None:
+        if verdict == "denied":
+            self.meter.denied += 1
+        if verdict != "allowed" and not self._records.take():
+            self._unwritten += 1
+            return
+        if self._unwritten:
+            reason = f"{reason or verdict} (and {self._unwritten} more that were refused and are not listed)"
+            self._unwritten = 0
+        self.write(
+            EgressRecord(
+                at=datetime.now(UTC) - timedelta(seconds=duration_s),
+                sandbox_id=self.sandbox_id,
+                kind=kind,
+                name=name,
+                address=address,
+                port=port,
+                bytes_out=bytes_out,
+                bytes_in=bytes_in,
+                duration_ms=round(duration_s * 1000, 3),
+                verdict=verdict,
+                reason=reason,
+            ),
+            owner,
+        )
+
+    def write(self, record: EgressRecord, owner: SocketOwner | None) -> None:
+        if owner is not None:
+            process = f"{owner.process} ({owner.pid})" if owner.process and owner.pid else owner.process
+            record = record.model_copy(
+                update={"exec_id": owner.exec_id, "trace_id": owner.trace_id, "process": process}
+            )
+        try:
+            self._sink(record)
+        except Exception:
+            log.exception("a record of egress was lost", sandbox_id=self.sandbox_id)
+
+
+def _answers(gate: Gate, name: str, address: str) -> bool:
+    parsed = IPv4Address(address)
+    return gate.answers(name, parsed, own=is_own(parsed))

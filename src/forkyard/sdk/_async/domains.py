@@ -1,0 +1,45 @@
+"""Domains of users, mapped to a port of a sandbox."""
+
+from __future__ import annotations
+
+from forkyard.models import Page
+from forkyard.models.network import DomainInfo
+from forkyard.sdk import wire
+from forkyard.sdk._async.sandbox import AsyncSandbox
+from forkyard.sdk._async.transport import AsyncTransport
+
+
+class AsyncDomains:
+    """Names of your own for ports of sandboxes."""
+
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
+
+    async def add(self, domain: str, sandbox: AsyncSandbox | str, port: int) -> DomainInfo:
+        """Map a domain to a port of a sandbox (the object or its id). It serves once the TXT record named in the answer
+        is set and `verify` has seen it."""
+        body = {"domain": domain, "sandbox_id": _id(sandbox), "port": port}
+        answer = await self._transport.request("POST", "/domains", body=body)
+        return wire.parse(DomainInfo, answer.content)
+
+    async def verify(self, domain: str) -> DomainInfo:
+        """Look for the TXT record. `DomainUnverified` says what is missing."""
+        answer = await self._transport.request("POST", f"/domains/{wire.segment(domain)}/verify", again=True)
+        return wire.parse(DomainInfo, answer.content)
+
+    async def map(self, domain: str, sandbox: AsyncSandbox | str, port: int) -> DomainInfo:
+        """Map it to another sandbox or port, a fork say, without a gap."""
+        body = {"sandbox_id": _id(sandbox), "port": port}
+        answer = await self._transport.request("PUT", f"/domains/{wire.segment(domain)}", body=body, again=True)
+        return wire.parse(DomainInfo, answer.content)
+
+    async def list(self) -> list[DomainInfo]:
+        answer = await self._transport.request("GET", "/domains")
+        return wire.parse(Page[DomainInfo], answer.content).items
+
+    async def delete(self, domain: str) -> None:
+        await self._transport.request("DELETE", f"/domains/{wire.segment(domain)}")
+
+
+def _id(sandbox: AsyncSandbox | str) -> str:
+    return sandbox if isinstance(sandbox, str) else sandbox.id
