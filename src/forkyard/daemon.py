@@ -27,11 +27,20 @@ from forkyard.errors import Conflict, ForkyardError, HostFailure
 from forkyard.gateway import ssh, tls
 from forkyard.gateway.preview import Gateway
 from forkyard.gateway.server import Server, configured, raise_file_limit
+from forkyard.git.hosting import GitHosting
 from forkyard.guest.client import connect
+from forkyard.host.doorway import NewDoor, Sink
 from forkyard.host.local import LocalHost, log_progress
 from forkyard.images import BaseImage, Progress, ensure_base_image
 from forkyard.models import Check, Shape
 from forkyard.net.authority import Authority
+from forkyard.net.base import Listeners, Network, OwnerOf
+from forkyard.net.door import Door
+from forkyard.net.http import HttpInterceptor
+from forkyard.net.outside import Interceptor, Outside
+from forkyard.net.presets import read_presets
+from forkyard.net.recordings import Recordings
+from forkyard.net.resolver import HostResolver
 from forkyard.settings import Settings
 from forkyard.store.sql import Store
 from forkyard.telemetry.log import configure
@@ -60,10 +69,23 @@ async def qemu_driver(settings: Settings, image: BaseImage) -> QemuDriver:
     )
 
 
-async def local_host(settings: Settings, progress: Progress = log_progress) -> LocalHost:
-    """This machine as a host. Builds the base image if it is not there: the probe of KVM boots its kernel."""
+async def local_host(
+    settings: Settings, progress: Progress = log_progress, interceptor: Interceptor | None = None
+) -> LocalHost:
+    """This machine as a host. Builds the base image if it is not there: the probe of KVM boots its kernel. Without an
+    `interceptor` nothing leaves its machines."""
+    presets = None if interceptor is None else asyncio.create_task(read_presets())  # beside the rest: it takes seconds
     image = await ensure_base_image(settings.cache_dir, progress)
-    return LocalHost(settings, await qemu_driver(settings, image), connect, image)
+    driver = await qemu_driver(settings, image)
+    new_door = None if presets is None else doors(Outside(HostResolver(), await presets, interceptor))
+    return LocalHost(settings, driver, connect, image, new_door)
+
+
+def doors(outside: Outside) -> NewDoor:
+    def new_door(sandbox_id: str, listeners: Listeners, network: Network, owner_of: OwnerOf, sink: Sink) -> Door:
+        return Door(sandbox_id, listeners, network, owner_of, sink, outside)
+
+    return new_door
 
 
 async def checks(settings: Settings) -> list[Check]:
@@ -79,10 +101,14 @@ async def checks(settings: Settings) -> list[Check]:
 async def serve(settings: Settings) -> None:
     prepare_directories(settings)
     with _only_daemon(settings), _listening(settings) as sockets:
-        async with _control_plane(settings) as control, _ssh_gateway(settings, control):
+        async with (
+            _control_plane(settings) as control,
+            _ssh_gateway(settings, control),
+            _git_hosting(settings, control, sockets[0]) as hosting,
+        ):
             plain, secure = sockets[:2], sockets[2:]
             names = [settings.preview_domain] if settings.preview_domain else []
-            gateway = Gateway(create_app(control, allowed_hosts=names), control, api_hosts=names)
+            gateway = Gateway(create_app(control, allowed_hosts=names, hosting=hosting), control, api_hosts=names)
             control.previews.address = _address(settings, *(one.getsockname()[1] for one in (plain[0], *secure)))
             control.domains.nameservers = settings.nameservers
             server = Server(configured(gateway, grace_s=GRACE_S))
@@ -118,6 +144,7 @@ async def _serving_tls(
         return
     config = configured(gateway, grace_s=GRACE_S)
     config.load()
+    await control.domains.refresh()  # a handshake cannot wait for it
     config.ssl = await asyncio.to_thread(_tls_context, settings, control)
     server = Server(config, signals=False)
     serving = asyncio.create_task(server.serve(sockets=sockets))
@@ -141,12 +168,16 @@ def _tls_context(settings: Settings, control: ControlPlane) -> ssl.SSLContext:
 async def _control_plane(settings: Settings) -> AsyncIterator[ControlPlane]:
     store = await Store.open(settings.state_dir / "forkyard.db")
     try:
+        authority = await asyncio.to_thread(Authority.load_or_make, settings.state_dir)
+        recordings = Recordings(settings.state_dir / "recordings")
+        interceptor = HttpInterceptor(authority, recordings, settings.extra_ca_file)
         control = ControlPlane(
             store,
-            await local_host(settings),
+            await local_host(settings, interceptor=interceptor),
             Limits.of(settings),
             vault=await asyncio.to_thread(Vault.load_or_make, settings.secrets_key_file),
-            authority=await asyncio.to_thread(Authority.load_or_make, settings.state_dir),
+            authority=authority,
+            recordings=recordings,
         )
         await control.keys.ensure_file(settings.key_file)
         await control.start()
@@ -166,6 +197,26 @@ async def _ssh_gateway(settings: Settings, control: ControlPlane) -> AsyncIterat
     async with ssh.serve(control, settings.listen_host, settings.ssh_port, settings.ssh_host_key) as listening:
         log.info("serving ssh", host=listening.host, port=listening.port)
         yield
+
+
+@contextlib.asynccontextmanager
+async def _git_hosting(
+    settings: Settings, control: ControlPlane, listening: socket.socket
+) -> AsyncIterator[GitHosting]:
+    host, port = listening.getsockname()[:2]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    hosting = GitHosting(
+        control.ground.store,
+        control.identities,
+        settings.state_dir / "git",
+        quota_bytes=settings.git_quota_mib * 2**20,
+        url=f"http://{shown}:{port}",
+    )
+    await hosting.start()
+    try:
+        yield hosting
+    finally:
+        await hosting.stop()
 
 
 async def _stop_when_asked(control: ControlPlane, server: Server) -> None:

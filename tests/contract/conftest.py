@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from forkyard.api.app import create_app
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import ExecNotFound, FileMissing, ForkyardError
+from forkyard.git.hosting import GitHosting
 from forkyard.guest.base import ExecSpec, Exit, Lost, Output
 from forkyard.guest.fake import FakeGuest
 from forkyard.hosts.memory import MemoryHost
@@ -151,7 +152,9 @@ async def running_world(directory: Path) -> AsyncIterator[World]:
     control = ControlPlane(store, host)
     await control.start()
     key = (await control.keys.create("test")).key
-    app = create_app(control, allowed_hosts=["forkyard.example"])
+    hosting = GitHosting(store, control.identities, directory / "git", url="http://127.0.0.1:7070")
+    await hosting.start()
+    app = create_app(control, allowed_hosts=["forkyard.example"], hosting=hosting)
     transport = httpx.ASGITransport(app)
     headers = {"Authorization": f"Bearer {key}"}
     async with httpx.AsyncClient(
@@ -159,6 +162,7 @@ async def running_world(directory: Path) -> AsyncIterator[World]:
     ) as client:
         yield World(control, host, app, key, client, guests)
     host.faults = FaultPlan()
+    await hosting.stop()
     await control.stop(destroy=True)
     await store.close()
 

@@ -24,6 +24,7 @@ import uvicorn
 
 from forkyard.api.app import create_app
 from forkyard.control.plane import ControlPlane
+from forkyard.git.hosting import GitHosting
 from forkyard.guest.base import Guest
 from forkyard.guest.client import connect
 from forkyard.guest.local import LocalAgent
@@ -149,7 +150,10 @@ class Daemon:
         self._control = ControlPlane(self._store, self.host)
         await self._control.start()
         await self._control.keys.ensure_file(self.key_file)
+        self.hosting = GitHosting(self._store, self._control.identities, self.root / "state" / "git")
+        await self.hosting.start()
         await self._listen()
+        self.hosting.url = self.url
 
     async def _listen(self) -> None:
         tcp = socket.create_server(("127.0.0.1", self.port))
@@ -157,7 +161,9 @@ class Daemon:
         self.socket.unlink(missing_ok=True)
         unix = socket.socket(socket.AF_UNIX)
         unix.bind(str(self.socket))
-        config = uvicorn.Config(create_app(self._control), log_level="error", lifespan="off", ws="websockets-sansio")
+        config = uvicorn.Config(
+            create_app(self._control, hosting=self.hosting), log_level="error", lifespan="off", ws="websockets-sansio"
+        )
         self._server = uvicorn.Server(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[tcp, unix]))
         while not self._server.started:
@@ -177,6 +183,7 @@ class Daemon:
 
     async def _stop(self) -> None:
         await self._close()
+        await self.hosting.stop()
         await self._control.stop(destroy=True)
         await self._store.close()
 

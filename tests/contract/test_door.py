@@ -23,7 +23,7 @@ from forkyard.net import connection as connection_module
 from forkyard.net import door as door_module
 from forkyard.net.base import DOOR_ADDRESS, Injection, Listeners, Network, Service
 from forkyard.net.door import Door
-from forkyard.net.outside import Intercepted, Outside
+from forkyard.net.outside import Intercepted, Outside, tcp_connect
 from forkyard.net.presets import Presets
 
 pytestmark = pytest.mark.anyio
@@ -70,10 +70,7 @@ class World:
         self.connected.append((address, port))
         if (address, port) not in self.servers:
             raise ConnectionRefusedError(111, "Connection refused")
-        sock = socket.socket()
-        sock.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self.servers[address, port]))
-        return sock
+        return await tcp_connect("127.0.0.1", self.servers[address, port])
 
     async def owner_of(self, protocol: str, source_port: int, address: str, port: int) -> SocketOwner | None:
         return OWNER if self.owner is None else await self.owner()
@@ -113,6 +110,7 @@ class World:
 
     async def open(self, address: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         sock = socket.socket()
+        self.stack.callback(sock.close)
         sock.bind(("127.0.0.1", 0))
         sock.setblocking(False)
         self.destinations[sock.getsockname()[1]] = (address, port)

@@ -97,7 +97,8 @@ async def test_stdin_is_streamed_and_closed(guest: Guest) -> None:
 
 
 async def test_a_background_exec_is_listed_attached_to_and_signalled(guest: Guest) -> None:
-    info = await guest.start(ExecSpec("echo ready; sleep 60", label="server"))
+    info = await guest.start(ExecSpec("echo ready; sleep 60", label="server", trace_id="trace-1"))
+    assert info.trace_id == (await guest.exec_info(info.id)).trace_id == "trace-1"
     assert info.running and info.pid
     assert [(item.id, item.label) for item in await guest.execs()] == [(info.id, "server")]
     async with guest.attach(info.id) as execution:
@@ -143,6 +144,13 @@ async def test_what_cannot_be_started_says_why(guest: Guest, spec: ExecSpec, err
     with pytest.raises(error):
         await guest.start(spec)
     assert await guest.execs() == []
+
+
+async def test_a_socket_that_is_not_there_has_no_owner(guest: Guest) -> None:
+    assert await guest.socket_owner("tcp", 1, "203.0.113.5", 80) is None
+    assert await guest.socket_owner("udp", 1, "203.0.113.5", 53) is None
+    assert all(0 < port < 65536 for port in (await guest.connections()).values())
+    await guest.disconnect([])
 
 
 async def test_unknown_execs_are_not_found(guest: Guest) -> None:

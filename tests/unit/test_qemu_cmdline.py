@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from forkyard.models import Shape
+from forkyard.net.base import GUEST_MAC
+from forkyard.net.slots import TAP
 from forkyard.vmm.base import BootSource, VmRecord
 from forkyard.vmm.qemu import cmdline
 
@@ -42,7 +44,7 @@ def visible(argv: list[tuple[str, str]]) -> list[tuple[str, str]]:
 
 def test_boot_and_restore_show_the_guest_the_same_machine() -> None:
     assert visible(boot()) == visible(boot(template=False)) == visible(shell())
-    assert len([name for name, _ in visible(boot()) if name == "-device"]) == 6
+    assert len([name for name, _ in visible(boot()) if name == "-device"]) == 7
 
 
 def test_kvm_and_tcg_differ_in_the_cpu_only() -> None:
@@ -87,16 +89,23 @@ def test_a_sandboxs_console_cannot_grow() -> None:
 
 def test_only_a_boot_loads_a_kernel_and_only_a_restore_waits_for_state() -> None:
     assert ("-kernel", "/i/vmlinuz") in boot()
-    assert ("-append", "console=ttyS0 root=/dev/vda panic=-1 tsc=reliable quiet") in boot()
+    assert ("-append", "console=ttyS0 root=/dev/vda panic=-1 net.ifnames=0 tsc=reliable quiet") in boot()
     assert ("-incoming", "defer") in shell()
     assert not {"-kernel", "-initrd", "-append"} & {name for name, _ in shell()}
     assert "-incoming" not in {name for name, _ in boot()}
 
 
-def test_the_slot_of_a_network_card_is_free() -> None:
+def test_every_device_has_a_place_of_its_own() -> None:
     addresses = [part for _, value in shell() for part in value.split(",") if part.startswith("addr=")]
-    assert len(addresses) == len(set(addresses)) == 4
-    assert "addr=0x02" not in addresses
+    assert len(addresses) == len(set(addresses)) == 5
+
+
+def test_the_network_card_is_that_of_the_slots_and_its_cable_comes_from_the_launcher() -> None:
+    (card,) = [value for name, value in shell() if name == "-device" and value.startswith("virtio-net-pci,")]
+    assert f"mac={GUEST_MAC}" in card.split(",")
+    assert "romfile=" in card.split(",")
+    assert ("-netdev", "tap,id=net,fd=1000,vhost=off") in shell()
+    assert cmdline.TAP == TAP
 
 
 def test_a_comma_in_a_path_is_not_an_option() -> None:

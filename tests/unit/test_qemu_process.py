@@ -56,6 +56,14 @@ def test_the_launcher_leaves_no_network_but_a_dead_loopback(native: Native) -> N
     assert jail(native, "/bin/cat", "/proc/net/dev").stdout.count(":") == 1
 
 
+def test_a_vm_gets_a_cable_but_not_the_right_to_lay_one(native: Native) -> None:
+    look = "cat /proc/net/dev; readlink /proc/$$/fd/1000; ip link add more type dummy 2>&1"
+    said = jail(native, "/bin/bash", "-c", look, tap=("tap0", 1000)).stdout
+    assert "tap0:" in said
+    assert "/dev/net/tun" in said
+    assert "Operation not permitted" in said
+
+
 @as_root
 def test_the_launcher_keeps_only_the_files_it_was_told_to(native: Native) -> None:
     read_end, write_end = os.pipe()
@@ -96,6 +104,7 @@ def test_the_launcher_limits_what_can_be_written(native: Native, tmp_path: Path)
         (["--uid", "5", "--gid", "5", "--rlimit", "frob=1", "--", "/bin/true"], "unknown limit: frob=1"),
         (["--uid", "5", "--gid", "5", "--cgroup", "/nowhere/tasks", "--", "/bin/true"], "join cgroup /nowhere/tasks"),
         (["--uid", "5", "--gid", "5", "--netns", "/nowhere", "--", "/bin/true"], "enter network namespace /nowhere"),
+        (["--uid", "5", "--gid", "5", "--netns", "new", "--tap", "tap0", "--", "/bin/true"], "not NAME=FD: tap0"),
         (["--uid", "5", "--gid", "5", "--chdir", "/nowhere", "--", "/bin/true"], "cannot enter /nowhere"),
         (["--uid", "5", "--gid", "5", "--", "/nowhere/qemu"], "cannot run /nowhere/qemu"),
     ],

@@ -51,6 +51,10 @@ class Daemon:
         }
 
     @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "forkyard.daemon"]
+
+    @property
     def settings(self) -> Settings:
         return Settings(
             state_dir=self.root, run_dir=self.root / "run", FORKYARD_CACHE_DIR=Settings().cache_dir, listen_port=0
@@ -63,7 +67,7 @@ class Daemon:
     def start(self) -> None:
         with (self.root / "test-daemon.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "forkyard.daemon"],
+                self.command,
                 env=self.env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.responses import RedirectResponse
+from starlette.routing import Route
 
 import forkyard
 from forkyard.api import problem
+from forkyard.api.access import authorize
 from forkyard.api.auth import PREFIX, Gate
+from forkyard.api.git_http import GitHttp
 from forkyard.api.problem import documented
 from forkyard.api.routes import (
     domains,
@@ -19,8 +22,12 @@ from forkyard.api.routes import (
     events,
     execs,
     files,
+    git,
+    git_content,
+    identities,
     keys,
     previews,
+    recordings,
     sandboxes,
     secrets,
     snapshots,
@@ -31,6 +38,7 @@ from forkyard.api.routes import (
 )
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import Forbidden, InternalError, InvalidRequest, Unauthenticated
+from forkyard.git.hosting import GitHosting
 
 _TAGS = [
     {"name": "sandboxes", "description": "Machines: restored from memory, yours until deleted."},
@@ -44,14 +52,18 @@ _TAGS = [
     {"name": "events", "description": "Every change of a sandbox's state, with its cause."},
     {"name": "previews", "description": "Ports of sandboxes, opened in a browser; and domains for them."},
     {"name": "network", "description": "What left a sandbox, what may, and secrets that never enter one."},
+    {"name": "git", "description": "Repositories, with a clone and without."},
+    {"name": "identities", "description": str(identities.__doc__)},
     {"name": "keys", "description": "API keys."},
     {"name": "ssh", "description": str(ssh.__doc__)},
     {"name": "system", "description": "The daemon itself."},
 ]
 
 
-def create_app(control: ControlPlane, *, allowed_hosts: Collection[str] = ()) -> FastAPI:
-    """`allowed_hosts`: names the daemon is reached by, besides localhost and addresses."""
+def create_app(
+    control: ControlPlane, *, allowed_hosts: Collection[str] = (), hosting: GitHosting | None = None
+) -> FastAPI:
+    """`allowed_hosts`: names the daemon is reached by, besides localhost and addresses. `hosting`: else no git."""
     app = FastAPI(
         title="Forkyard",
         version=forkyard.__version__,
@@ -61,8 +73,10 @@ def create_app(control: ControlPlane, *, allowed_hosts: Collection[str] = ()) ->
         redoc_url=None,
         openapi_tags=_TAGS,
         redirect_slashes=False,
+        dependencies=[Depends(authorize)],
     )
     app.state.control = control
+    app.state.git = hosting
     api = APIRouter(prefix=PREFIX, responses=documented(Unauthenticated, Forbidden, InvalidRequest, InternalError))
     for router in (
         system.router,
@@ -75,15 +89,22 @@ def create_app(control: ControlPlane, *, allowed_hosts: Collection[str] = ()) ->
         files.router,
         events.router,
         keys.router,
+        git.streams,
+        git.router,
+        git_content.router,
+        identities.router,
         previews.router,
         domains.router,
         egress.router,
         secrets.router,
+        recordings.router,
         ssh.router,
     ):
         api.include_router(router)
     app.include_router(api)
     app.add_api_route("/metrics", system.metrics, include_in_schema=False)
+    if hosting is not None:
+        app.router.routes.append(Route("/git/{rest:path}", GitHttp(hosting)))
     app.add_api_route("/", lambda: RedirectResponse(f"{PREFIX}/docs"), include_in_schema=False)
     app.add_middleware(Gate, control=control, allowed_hosts=allowed_hosts)
     problem.install(app)  # last, and so outermost: what the gate refuses is answered there too

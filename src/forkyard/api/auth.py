@@ -1,7 +1,8 @@
 """The gate: who may come in.
 
-Owns: API keys on requests (`Authorization: Bearer KEY`, `X-API-Key: KEY`, or `?key=` for WebSockets, where browsers
-cannot set headers), and the check of the Host header. Everything is closed but `OPEN`.
+Owns: API keys and tokens of identities on requests (`Authorization: Bearer KEY`, `X-API-Key: KEY`, or `?key=` for
+WebSockets, where browsers cannot set headers), and the check of the Host header. Everything is closed but `OPEN`. What
+an identity may do once it is in: `api.access`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from forkyard.errors import Forbidden, OperationTimeout
 
 PREFIX = "/api/v1"
 OPEN = frozenset({"/", f"{PREFIX}/health", f"{PREFIX}/openapi.json", f"{PREFIX}/docs"})
+#: Git clients know nothing of API keys; they are let in by `api.git_http`.
+OWN_CREDENTIALS = "/git/"
 READY_WAIT_S = 60.0
 
 
@@ -31,9 +34,12 @@ class Gate:
         if scope["type"] in ("http", "websocket"):
             headers = Headers(scope=scope)
             self._check_host(scope, headers)
-            if scope["path"] not in OPEN:
-                key_id = await self._control.keys.authenticate(_presented(scope, headers))
-                scope.setdefault("state", {})["api_key_id"] = key_id
+            if scope["path"].startswith(OWN_CREDENTIALS):
+                await self._until_ready()
+            elif scope["path"] not in OPEN:
+                principal = await self._control.identities.authenticate(_presented(scope, headers))
+                state = scope.setdefault("state", {})
+                state["principal"], state["api_key_id"] = principal, principal.id
                 await self._until_ready()
         await self._app(scope, receive, send)
 

@@ -31,11 +31,13 @@ UPLOAD_IDLE_S = 300.0
 class BoundedRoute(APIRoute):
     """A route whose body is read as a whole, and so must be small."""
 
+    max_body_bytes = MAX_BODY_BYTES
+
     def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
         handler = super().get_route_handler()
 
         async def bounded(request: Request) -> Response:
-            body: bytes | None = await _small_body(request)
+            body: bytes | None = await _small_body(request, self.max_body_bytes)
 
             async def replay() -> Message:
                 nonlocal body
@@ -49,13 +51,13 @@ class BoundedRoute(APIRoute):
         return bounded
 
 
-async def _small_body(request: Request) -> bytes:
+async def _small_body(request: Request, most_bytes: int) -> bytes:
     body = bytearray()
     async for chunk in upload(request):
         body += chunk
-        if len(body) > MAX_BODY_BYTES:
+        if len(body) > most_bytes:
             raise InvalidRequest(
-                f"the body is larger than {MAX_BODY_BYTES} bytes; send less at once, or upload it as a file"
+                f"the body is larger than {most_bytes} bytes; send less at once, or upload it as a file"
             )
     return bytes(body)
 

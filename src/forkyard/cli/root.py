@@ -35,6 +35,7 @@ COMMANDS = {
     "rm": "sandboxes",
     "egress": "egress",
     "secrets": "secrets",
+    "recordings": "recordings",
     "logs": "logs",
     "events": "logs",
     "ps": "execs",

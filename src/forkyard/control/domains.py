@@ -51,6 +51,7 @@ class Domains:
         """Requests that come from now on go there. Those under way end where they began."""
         await self._ground.record(request.sandbox_id)
         mapped = await self._ground.store.map_domain(domain.lower(), request.sandbox_id, request.port)
+        await self.refresh()
         return domain_info(_there(mapped, domain))
 
     async def verify(self, domain: str) -> DomainInfo:
@@ -67,23 +68,27 @@ class Domains:
                     record_value=record.token,
                 )
             record = _there(await self._ground.store.verify_domain(record.domain), domain)
+            await self.refresh()
         return domain_info(record)
 
     async def remove(self, domain: str) -> None:
         if not await self._ground.store.remove_domain(domain.lower()):
             raise _missing(domain)
+        await self.refresh()
 
     async def list(self) -> list[DomainInfo]:
         return [domain_info(record) for record in await self._ground.store.list_domains()]
 
     async def find(self, domain: str) -> DomainRecord | None:
         """Costs no query unless something was committed since the last."""
-        news = self._ground.store.news
-        if self._news is not news:
-            known = {record.domain: record for record in await self._ground.store.list_domains()}
-            self._news, self._known = news, known
-            return known.get(domain)
+        if self._news is not self._ground.store.news:
+            await self.refresh()
         return self._known.get(domain)
+
+    async def refresh(self) -> None:
+        news = self._ground.store.news
+        self._known = {record.domain: record for record in await self._ground.store.list_domains()}
+        self._news = news
 
     def is_verified(self, domain: str) -> bool:
         """As far as is known at once: of use in a TLS handshake, which cannot wait."""

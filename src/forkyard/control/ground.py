@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import string
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -54,6 +54,12 @@ class Hot:
     since: float  # on the clock of `Activity`
 
 
+class NetworkOf(Protocol):
+    async def __call__(self, record: SandboxRecord, *, fresh: bool = False) -> Network:
+        """`fresh`: for a new machine; else for the one there is."""
+        ...
+
+
 class Prepare(Protocol):
     async def __call__(self, record: SandboxRecord, incarnation: Incarnation, *, unsure: bool = False) -> None:
         """A machine has just come to life, and nobody knows it yet. `unsure`: what its guest was told is not what the
@@ -70,7 +76,7 @@ class Ground:
         self.activity = Activity()
         self.hot: dict[str, Hot] = {}
         #: What a machine of this sandbox is given, as of now. The control plane fills these in (`control.network`).
-        self.network_of: Callable[[SandboxRecord], Awaitable[Network]] = _closed
+        self.network_of: NetworkOf = _closed
         self.env_of: Callable[[SandboxRecord], Mapping[str, str]] = lambda record: record.env
         self.prepare: Prepare = _as_it_is
 
@@ -102,7 +108,9 @@ class Ground:
     async def spec_of(
         self, record: SandboxRecord, *, shape: Shape | None = None, snapshot_id: str | None = None
     ) -> CreateSpec:
-        return CreateSpec(shape or record.shape, self.env_of(record), snapshot_id, await self.network_of(record))
+        return CreateSpec(
+            shape or record.shape, self.env_of(record), snapshot_id, await self.network_of(record, fresh=True)
+        )
 
     def admission(self, memory_mib: int, *, creates: bool = False, sandbox_id: str | None = None) -> Admit:
         """`sandbox_id`: a paused one, whose own memory is not counted against it."""
@@ -130,7 +138,7 @@ def successor(record: SandboxRecord) -> Incarnation:
     return Incarnation(record.id, record.incarnation + 1)
 
 
-async def _closed(_record: SandboxRecord) -> Network:
+async def _closed(record: SandboxRecord, *, fresh: bool = False) -> Network:  # noqa: ARG001
     return Network()
 
 

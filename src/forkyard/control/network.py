@@ -16,11 +16,13 @@ import structlog
 from forkyard.control.ground import Ground, ended, known, machine, refusal
 from forkyard.control.secrets import Secrets
 from forkyard.control.trust import distrust, environment, trust
-from forkyard.errors import ForkyardError, OperationTimeout, SandboxNotFound
+from forkyard.errors import ForkyardError, InvalidRequest, OperationTimeout, SandboxNotFound
 from forkyard.hosts.base import Incarnation
 from forkyard.lifecycle import ENDED, State
 from forkyard.models.network import EgressRule, NetworkPolicy
+from forkyard.net.authority import Authority
 from forkyard.net.base import Injection, Network, Service, Traffic
+from forkyard.net.recordings import Recordings
 from forkyard.store.records import SandboxRecord
 
 log = structlog.get_logger(__name__)
@@ -36,10 +38,13 @@ Services = Callable[[SandboxRecord], Awaitable[Mapping[str, Service]]]
 
 
 class Networks:
-    def __init__(self, ground: Ground, secrets: Secrets, ca_pem: str | None = None) -> None:
+    def __init__(
+        self, ground: Ground, secrets: Secrets, authority: Authority | None, recordings: Recordings | None
+    ) -> None:
         self._ground = ground
         self._secrets = secrets
-        self._ca_pem = ca_pem
+        self._ca_pem = None if authority is None else authority.certificate_pem
+        self._recordings = recordings
         #: Others may add to what every sandbox reaches.
         self.services: list[Services] = []
         self._seen: dict[Incarnation, Traffic] = {}
@@ -48,7 +53,8 @@ class Networks:
 
     # ── what a machine is given ──────────────────────────────────────────────────────────────────────────────────
 
-    async def of(self, record: SandboxRecord) -> Network:
+    async def of(self, record: SandboxRecord, *, fresh: bool = False) -> Network:
+        """`fresh`: for a new machine, whose door counts from zero."""
         injections = {}
         for name, secret in record.secrets.items():
             try:
@@ -63,7 +69,7 @@ class Networks:
             services |= await some(record)
         total = self.traffic(record)
         spent_bytes = total.bytes_out + total.bytes_in
-        if record.state is State.RUNNING:  # its door is open, and counts these itself
+        if not fresh:  # its door counts these itself; one that is shut has none
             here = self._ground.host.traffic(machine(record))
             spent_bytes -= here.bytes_out + here.bytes_in
         return Network(record.network.egress, injections, services, max(0, spent_bytes))
@@ -94,10 +100,21 @@ class Networks:
         else:
             await self._ground.store.note_trust(record.id, wanted)
 
+    def check(self, network: NetworkPolicy) -> None:
+        """Before it is taken on."""
+        replay = network.egress.replay
+        if replay is not None and self._recordings is not None and not self._recordings.exists(replay):
+            raise InvalidRequest(
+                f"network.egress.replay: there is no recording {replay!r}; record it first, with record={replay!r}, or "
+                "see `forkyard recordings ls`",
+                field="network.egress.replay",
+            )
+
     # ── changes ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def set(self, sandbox_id: str, network: NetworkPolicy) -> None:
         """From now on, also for open connections; of one that sleeps, when it wakes."""
+        self.check(network)
         await self._change(sandbox_id, lambda _: network)
 
     async def add_rule(self, sandbox_id: str, rule: EgressRule) -> None:

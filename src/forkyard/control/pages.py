@@ -14,7 +14,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
-def cursor_after(record: SandboxRecord | SnapshotRecord) -> str:
+def cursor_after(record: SandboxRecord | SnapshotRecord | Place) -> str:
     at_us = (record.created_at - _EPOCH) // _MICROSECOND
     return base64.urlsafe_b64encode(f"{at_us}:{record.id}".encode()).decode().rstrip("=")
 

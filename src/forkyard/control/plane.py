@@ -16,6 +16,7 @@ from forkyard.control.events import Events
 from forkyard.control.following import Following
 from forkyard.control.forks import Forks
 from forkyard.control.ground import Ground
+from forkyard.control.identities import Identities
 from forkyard.control.keys import Keys
 from forkyard.control.network import Networks
 from forkyard.control.placement import Limits
@@ -35,6 +36,7 @@ from forkyard.errors import ForkyardError
 from forkyard.hosts.base import Host
 from forkyard.lifecycle import State
 from forkyard.net.authority import Authority
+from forkyard.net.recordings import Recordings
 from forkyard.store.sql import Store
 from forkyard.telemetry.metrics import Metrics
 
@@ -52,15 +54,17 @@ class ControlPlane:
         *,
         vault: Vault | None = None,
         authority: Authority | None = None,
+        recordings: Recordings | None = None,
     ) -> None:
         """`vault` seals secrets; one that is made here forgets them with the daemon. Without an `authority` no guest is
         told to trust one."""
         self.host = host
         self.authority = authority
+        self.recordings = recordings
         self.metrics = Metrics()
         self.ground = Ground(store, host, limits or Limits())
         self.secrets = Secrets(store, vault or Vault())
-        self.networks = Networks(self.ground, self.secrets, authority.certificate_pem if authority else None)
+        self.networks = Networks(self.ground, self.secrets, authority, recordings)
         self.ground.network_of, self.ground.env_of = self.networks.of, self.networks.env
         self.ground.prepare = self.networks.prepare
         self.secrets.changed = self.networks.secret_changed
@@ -80,6 +84,7 @@ class ControlPlane:
         self.upkeep = Upkeep(self.ground, self.removal, self.sleep, self.snapshots, self.networks)
         self.events = Events(store)
         self.keys = Keys(store)
+        self.identities = Identities(store, self.keys)
         self.ssh = Ssh(self.ground, self.keys)
         self.tunnels = Tunnels(self.ground, self.sandboxes)
         #: Set when everything an earlier daemon left has been dealt with; the API lets requests in from then on.

@@ -138,6 +138,7 @@ class Sandboxes:
             env = {**{name: value for name, value in origin.env.items() if name not in request.secrets}, **env}
             if "network" not in request.model_fields_set:
                 network = origin.network
+        self._networks.check(network)
         for name in request.secrets.keys() & env.keys():
             raise InvalidRequest(f"{name} is in env and in secrets; name it once", field=f"secrets.{name}")
         return NewSandbox(

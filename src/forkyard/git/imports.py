@@ -78,7 +78,15 @@ class Imports:
 
             try:
                 sha = await asyncio.to_thread(work)
-            except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError) as error:
+            except (
+                tarfile.TarError,
+                zipfile.BadZipFile,
+                zlib.error,
+                EOFError,
+                OSError,
+                ValueError,
+                RuntimeError,
+            ) as error:
                 raise InvalidRequest(f"this is no whole {archive.kind} archive: {error}") from error
             await self._keep(path, file, pack, branch, sha)
 

@@ -121,7 +121,8 @@ class Search:
         marker = secrets.token_hex(16)  # what no commit can contain
         # Git's own pickaxe knows only POSIX patterns. Lines are looked at here, by the same program as elsewhere.
         done = await self._run(
-            repo, "log", "--format=" + marker + "%x00".join(FIELDS) + "%x00", "-p", "-U0", "--no-ext-diff", "--no-textconv", "--no-renames", "--no-color",
+            repo, "log", "--format=" + marker + "%x00".join(FIELDS) + "%x00", "-p", "-U0",
+            "--no-ext-diff", "--no-textconv", "--no-renames", "--no-color",
             *_pickaxe(pattern), commit, "--", *specs,
         )  # fmt: skip
         entries = _parsed_patches(done.stdout, marker.encode())

@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import structlog
 
-from forkyard.errors import HostFailure, InvalidRequest, OperationTimeout
+from forkyard.errors import HostFailure, OperationTimeout
 from forkyard.git.process import Git, end
 from forkyard.git.repositories import RefChange, Repo, Repositories
 
@@ -101,17 +101,16 @@ class Transfer:
             feeding = asyncio.create_task(_feed(process, body, ask))
             errors = asyncio.create_task(_errors(process))
             try:
-                status, headers = await _headers(process, feeding)
+                status, headers = await _headers(process)
                 yield Answer(status, headers, _chunks(process, feeding))
-                if ask.service == "git-receive-pack" and not ask.advertise:
-                    await _finished(process)
             finally:
-                if ask.service == "git-receive-pack" and not ask.advertise and feeding.done() and not feeding.cancelled():
-                    # All of it arrived: refs may be moving right now, so it is not interrupted.
+                feeding.cancel()
+                await asyncio.gather(feeding, return_exceptions=True)
+                if ask.service == "git-receive-pack":
+                    # What arrived whole may be moving refs right now, and what did not ends by itself.
                     await asyncio.shield(_finished(process))
-                for task in (feeding, errors):
-                    task.cancel()
-                await asyncio.gather(feeding, errors, return_exceptions=True)
+                errors.cancel()
+                await asyncio.gather(errors, return_exceptions=True)
 
 
 def _cgi(repo: Repo, ask: Ask) -> dict[str, str]:
@@ -158,14 +157,11 @@ async def _feed(process: asyncio.subprocess.Process, body: AsyncIterator[bytes],
                 await stdin.drain()
             except (BrokenPipeError, ConnectionResetError):
                 stdin.close()
-        if not stdin.is_closing():
-            stdin.close()
     except Gone:
         if ask.service == "git-upload-pack":
             end(process)
+    finally:
         stdin.close()
-        # Not done, as far as the caller is concerned.
-        await asyncio.Event().wait()
 
 
 async def _errors(process: asyncio.subprocess.Process) -> None:
@@ -178,13 +174,12 @@ async def _errors(process: asyncio.subprocess.Process) -> None:
         log.info("git said", text=kept.decode("utf-8", "replace").strip())
 
 
-async def _headers(
-    process: asyncio.subprocess.Process, feeding: asyncio.Task[None]
-) -> tuple[int, list[tuple[str, str]]]:
+async def _headers(process: asyncio.subprocess.Process) -> tuple[int, list[tuple[str, str]]]:
     assert process.stdout is not None
-    status, headers, size = 200, [], 0
+    status, size = 200, 0
+    headers: list[tuple[str, str]] = []
     while True:
-        line = await _within(process.stdout.readline(), feeding)
+        line = await _within(process.stdout.readline())
         size += len(line)
         if not line or size > _MAX_HEADER_BYTES:
             raise HostFailure("git http-backend gave no answer; the daemon's log says why")
@@ -200,24 +195,18 @@ async def _headers(
 
 async def _chunks(process: asyncio.subprocess.Process, feeding: asyncio.Task[None]) -> AsyncIterator[bytes]:
     assert process.stdout is not None
-    while chunk := await _within(process.stdout.read(_CHUNK_BYTES), feeding):
+    while chunk := await _within(process.stdout.read(_CHUNK_BYTES)):
         yield chunk
     # Git may be done before its client has said everything: let it, or it would not read the answer.
-    with contextlib.suppress(asyncio.TimeoutError, InvalidRequest):
-        async with asyncio.timeout(IDLE_S):
-            if not feeding.done():
-                await asyncio.wait([feeding], timeout=IDLE_S)
+    await asyncio.wait([feeding], timeout=IDLE_S)
 
 
-async def _within(reading: object, feeding: asyncio.Task[None]) -> bytes:
-    del feeding
+async def _within(reading: Awaitable[bytes]) -> bytes:
     try:
         async with asyncio.timeout(IDLE_S):
-            return await reading  # type: ignore[misc, no-any-return]
+            return await reading
     except TimeoutError:
         raise OperationTimeout(f"nothing moved for {IDLE_S:.0f} s") from None
-    except ValueError:
-        raise HostFailure("git http-backend gave no answer") from None
 
 
 async def _finished(process: asyncio.subprocess.Process) -> None:

@@ -7,7 +7,7 @@ wait. Failures inside the guest arrive as `forkyard.errors` classes; a guest tha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -153,6 +153,14 @@ class Guest(Protocol):
 
     def download_tar(self, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]: ...
     async def upload_tar(self, path: str, chunks: AsyncIterable[bytes], *, user: str | None = None) -> None: ...
+
+    async def connections(self) -> dict[str, int]:
+        """TCP connections that lead outside: a name for `disconnect`, and the port here."""
+        ...
+
+    async def disconnect(self, names: Collection[str]) -> None:
+        """End these connections, as if the other end had."""
+        ...
 
     async def socket_owner(
         self, protocol: Literal["tcp", "udp"], source_port: int, address: str, port: int

@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import structlog
 
 from forkyard.errors import ForkyardError, GuestFailure, GuestUnreachable, InvalidPath, InvalidRequest
 from forkyard.guest import frames, records
-from forkyard.guest.base import ExecSpec, Exit, Guest, Identity, Lost, Output
+from forkyard.guest.base import ExecSpec, Exit, Guest, Identity, Lost, Output, SocketOwner
 from forkyard.guest.channel import Channel, Stream
 from forkyard.guest.frames import Violation
 from forkyard.guest.names import to_wire
@@ -29,6 +29,7 @@ Given = TypeVar("Given")
 Made = TypeVar("Made")
 
 _ANSWER_S = 30.0
+_OWNER_S = 5.0  # a connection waits for this
 _LONG_ANSWER_S = 600.0  # removing or moving a big tree, ending a big archive
 _IDLE_S = 60.0  # longest silence inside a transfer
 _MAX_LISTED = 100_000
@@ -215,6 +216,22 @@ class AgentGuest:
     async def resize(self, exec_id: str, rows: int, cols: int) -> None:
         await self._ask("resize", id=exec_id, rows=rows, cols=cols)
 
+    # ── sockets ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def socket_owner(
+        self, protocol: Literal["tcp", "udp"], source_port: int, address: str, port: int
+    ) -> SocketOwner | None:
+        where = {"protocol": protocol, "source_port": source_port, "address": address, "port": port}
+        return _checked(records.socket_owner, await self._ask("socket_owner", timeout_s=_OWNER_S, **where))
+
+    async def connections(self) -> dict[str, int]:
+        async with self._stream("connections") as (stream, _):
+            named = [_checked(records.connection, record) async for record in _lines(stream, "connections")]
+            return dict(named)
+
+    async def disconnect(self, names: Collection[str]) -> None:
+        await self._ask("disconnect", names=list(names))
+
     # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @asynccontextmanager
@@ -321,6 +338,7 @@ def _exec_arguments(spec: ExecSpec) -> dict[str, Any]:
         "rows": spec.rows,
         "cols": spec.cols,
         "label": spec.label,
+        "trace_id": spec.trace_id,
     }
 
 

@@ -15,12 +15,12 @@ import shlex
 import signal as signals
 import tarfile
 import time
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from forkyard.errors import (
     CommandNotFound,
@@ -32,7 +32,7 @@ from forkyard.errors import (
     InvalidPath,
     InvalidRequest,
 )
-from forkyard.guest.base import ExecSpec, Exit, Guest, Identity, Lost, Output, Stream
+from forkyard.guest.base import ExecSpec, Exit, Guest, Identity, Lost, Output, SocketOwner, Stream
 from forkyard.models import ExecInfo, FileInfo, WatchEvent
 
 _HOMES = {"root": "/root", "user": "/home/user"}
@@ -150,6 +150,7 @@ class _Exec:
             user=self.spec.user,
             pty=self.spec.pty,
             label=self.spec.label,
+            trace_id=self.spec.trace_id,
             running=self.ended is None,
             pid=self.pid,
             exit_code=self.ended.exit_code if self.ended else None,
@@ -203,6 +204,8 @@ class FakeGuest:
         self._execs: dict[str, _Exec] = {}
         self._watches: list[_Watch] = []
         self.identity: Identity | None = None
+        #: Whose connection it is, by (protocol, source port, address, port); a test fills it in.
+        self.owners: dict[tuple[str, int, str, int], SocketOwner] = {}
         self.gone = False
         self.closed = asyncio.Event()
 
@@ -241,6 +244,21 @@ class FakeGuest:
     async def adopt_identity(self, identity: Identity) -> None:
         self.check()
         self.identity = identity
+
+    # ── sockets ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def socket_owner(
+        self, protocol: Literal["tcp", "udp"], source_port: int, address: str, port: int
+    ) -> SocketOwner | None:
+        self.check()
+        return self.owners.get((protocol, source_port, address, port))
+
+    async def connections(self) -> dict[str, int]:
+        self.check()
+        return {}
+
+    async def disconnect(self, names: Collection[str]) -> None:  # noqa: ARG002
+        self.check()
 
     # ── processes ────────────────────────────────────────────────────────────────────────────────────────────────
 

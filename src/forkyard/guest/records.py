@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, cast
 
-from forkyard.guest.base import Exit, Lost, Stream
+from forkyard.guest.base import Exit, Lost, SocketOwner, Stream
 from forkyard.guest.frames import Violation
 from forkyard.guest.names import from_wire
 from forkyard.models import ExecInfo, FileInfo, FileType, WatchEvent
@@ -113,6 +113,7 @@ def exec_info(record: Record) -> ExecInfo:
         user=text(record, "user"),
         pty=flag(record, "pty"),
         label=optional_text(record, "label"),
+        trace_id=optional_text(record, "trace_id"),
         running=flag(record, "running"),
         pid=optional_integer(record, "pid", most=1 << 31),
         exit_code=optional_integer(record, "exit_code", most=255),
@@ -123,6 +124,39 @@ def exec_info(record: Record) -> ExecInfo:
         stdout_bytes=integer(record, "stdout_bytes"),
         stderr_bytes=integer(record, "stderr_bytes"),
     )
+
+
+def socket_owner(record: Record) -> SocketOwner | None:
+    owner = record.get("owner")
+    if owner is None:
+        return None
+    if not isinstance(owner, dict):
+        raise Violation("`owner` is not an object")
+    name = optional_text(owner, "process")
+    return SocketOwner(
+        exec_id=_bounded(optional_text(owner, "exec_id"), 64),
+        trace_id=_bounded(optional_text(owner, "trace_id"), 256),
+        pid=optional_integer(owner, "pid", most=1 << 31),
+        process=None if name is None else "".join(c if c.isprintable() else "?" for c in name[:64]),
+    )
+
+
+def connection(record: Record) -> tuple[str, int]:
+    """Its name, and its port in the guest."""
+    name = text(record, "name")
+    try:
+        port = int.from_bytes(bytes.fromhex(name)[1:3])
+    except ValueError:
+        raise Violation("`name` is not the name of a connection") from None
+    if len(name) != 98:
+        raise Violation("`name` is not the name of a connection")
+    return name, port
+
+
+def _bounded(value: str | None, most: int) -> str | None:
+    if value is not None and len(value) > most:
+        raise Violation(f"{value[:20]!r}… is longer than {most}")
+    return value
 
 
 def _command(record: Record) -> str | list[str]:

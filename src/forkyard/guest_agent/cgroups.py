@@ -58,7 +58,7 @@ class Cgroup:
 
 class Cgroups:
     def __init__(self, parent: str) -> None:
-        self._parent = parent
+        self.parent = self._parent = parent
         self._pids_max = ""
         self._orphans: list[Cgroup] = []  # of an agent before this one; what runs in them goes on
         self.usable = self._set_up()

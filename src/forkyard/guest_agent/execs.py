@@ -47,7 +47,20 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 class ExecSpec:
     """What to run; made from the arguments of a request."""
 
-    __slots__ = ("account", "argv", "cols", "command", "cwd", "env", "label", "pty", "rows", "stdin", "timeout_s")
+    __slots__ = (
+        "account",
+        "argv",
+        "cols",
+        "command",
+        "cwd",
+        "env",
+        "label",
+        "pty",
+        "rows",
+        "stdin",
+        "timeout_s",
+        "trace_id",
+    )
 
     argv: list[str]
     command: str | list[str]
@@ -60,12 +73,14 @@ class ExecSpec:
     rows: int
     cols: int
     label: str | None
+    trace_id: str | None
 
 
 class Exec:
     def __init__(self, exec_id: str, spec: ExecSpec, registry: Execs) -> None:
         self.id = exec_id
         self._spec = spec
+        self.trace_id = spec.trace_id
         self._registry = registry
         self._loop = registry.loop
         self.output = Output()
@@ -339,6 +354,7 @@ class Exec:
             "user": self._spec.account.name,
             "pty": self._spec.pty,
             "label": self._spec.label,
+            "trace_id": self.trace_id,
             "running": self.running,
             "pid": self._process.pid if self._process is not None else None,
             "started_at_ns": self._started_at_ns,
@@ -386,6 +402,10 @@ class Execs:
                 "exec_not_found", f"there is no exec {exec_id!r:.80} (ended ones are remembered for a while only)"
             )
         return found
+
+    def trace_id(self, exec_id: str) -> str | None:
+        found = self._all.get(exec_id)
+        return None if found is None else found.trace_id
 
     def all(self) -> list[Exec]:
         self._clean_up()

@@ -17,6 +17,7 @@ from .identity import Identity
 from .loop import Loop
 from .pipes import StdinTask
 from .session import Stream, Task, to_json
+from .sockets import Sockets
 from .transfers import ReadTask, TarReadTask, TarWriteTask, WriteTask
 
 TYPE_CHECKING = False
@@ -32,10 +33,11 @@ _MAX_DEPTH = 256
 
 
 class Operations:
-    def __init__(self, loop: Loop, execs: Execs, identity: Identity) -> None:
+    def __init__(self, loop: Loop, execs: Execs, identity: Identity, sockets: Sockets) -> None:
         self._loop = loop
         self._execs = execs
         self._identity = identity
+        self._sockets = sockets
 
     def handlers(self) -> dict[str, Handler]:
         return {name.removeprefix("op_"): getattr(self, name) for name in dir(self) if name.startswith("op_")}
@@ -99,6 +101,9 @@ class Operations:
         spec.label = optional_text(args, "label")
         if spec.label is not None:
             spec.label = spec.label[:256]
+        spec.trace_id = optional_text(args, "trace_id")
+        if spec.trace_id is not None:
+            spec.trace_id = spec.trace_id[:256]
         return spec
 
     def op_attach(self, stream: Stream, args: Arguments) -> Result:
@@ -134,6 +139,24 @@ class Operations:
         rows, cols = (integer(args, name, least=1, most=65535) for name in ("rows", "cols"))
         self._execs.get(text(args, "id")).resize(rows, cols)
         return {}
+
+    # ── sockets ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def op_socket_owner(self, _stream: Stream, args: Arguments) -> Result:
+        ports = [integer(args, name, least=1, most=65535) for name in ("source_port", "port")]
+        return {"owner": self._sockets.owner(text(args, "protocol"), text(args, "address"), *ports)}
+
+    def op_connections(self, stream: Stream, _args: Arguments) -> Result:
+        stream.task = _Lines(stream, [to_json({"name": name}) + b"\n" for name in self._sockets.connections()])
+        stream.answer({})
+        stream.schedule()
+        return None
+
+    def op_disconnect(self, _stream: Stream, args: Arguments) -> Result:
+        names = args.get("names")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise Failure("invalid_request", "`names` must be a list of strings")
+        return {"ended": self._sockets.disconnect(names)}
 
     # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────
 

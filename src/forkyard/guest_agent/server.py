@@ -16,6 +16,7 @@ from .loop import Loop
 from .network import Network
 from .operations import Operations
 from .session import Session
+from .sockets import Sockets, warm_up
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +35,10 @@ def main(arguments: list[str]) -> int:
             raise SystemExit(f"unknown option {name}; there are {', '.join(options)}")
         options[name] = value
     loop = Loop()
-    handlers = Operations(loop, Execs(loop, Cgroups(options["--cgroups"])), Identity(loop)).handlers()
+    cgroups = Cgroups(options["--cgroups"])
+    execs = Execs(loop, cgroups)
+    sockets = Sockets(cgroups, execs)
+    handlers = Operations(loop, execs, Identity(loop), sockets).handlers()
     channel = Channel(
         loop,
         _opener(options["--channel"]),
@@ -43,6 +47,7 @@ def main(arguments: list[str]) -> int:
     )
     if options["--channel"] == PORT:  # else this is not a machine of its own
         Network(loop).set_up()
+        loop.soon(lambda: warm_up(sockets))
     # Less to copy when a process is forked, and no pauses: what is made here lives as long as the agent.
     gc.collect()
     gc.freeze()

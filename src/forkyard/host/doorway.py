@@ -20,6 +20,7 @@ import structlog
 from forkyard.errors import ForkyardError, GuestUnreachable, HostFailure, PortClosed
 from forkyard.guest.base import Guest, SocketOwner
 from forkyard.models.network import EgressRecord
+from forkyard.net import namespace
 from forkyard.net.base import GUEST_ADDRESS, Listeners, Network, OwnerOf, Traffic
 from forkyard.net.slots import open_listeners, open_socket
 
@@ -106,6 +107,10 @@ class Doorway:
         self._visits.add(made)
         return made
 
+    async def guest_ports(self) -> set[int]:
+        """The guest's ends of all TCP connections there are in the slot."""
+        return await namespace.inside(self._slot, _peer_ports)
+
     @property
     def traffic(self) -> Traffic:
         return self._door.traffic if self._door is not None else Traffic()
@@ -120,3 +125,8 @@ class Doorway:
         except ForkyardError as error:
             log.debug("a connection has no known owner", slot=self._slot.name, error=error.message)
             return None
+
+
+def _peer_ports() -> set[int]:
+    lines = Path("/proc/thread-self/net/tcp").read_text().splitlines()[1:]
+    return {int(line.split()[2].partition(":")[2], 16) for line in lines} - {0}

@@ -104,7 +104,10 @@ class Foundry:
             up = await self._bring_up(undo, str(owner), shape, origin, shell, watch, identity, network)
             entry = self._owned(up.shell.entry, owner, env, watch)
             undo.pop_all()
-            return self._machine(entry, up.shell.vm, up.guest, up.doorway)
+            machine = self._machine(entry, up.shell.vm, up.guest, up.doorway)
+            if not origin.pristine:
+                machine.drop_old_connections()
+            return machine
 
     async def boot(
         self,

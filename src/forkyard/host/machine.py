@@ -89,6 +89,20 @@ class Machine:
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, 5.0)
 
+    def drop_old_connections(self) -> None:
+        """It was restored elsewhere: what was open then has no other end here. Whoever waits for it learns that soon."""
+        self._watchers.append(asyncio.create_task(self._drop_old_connections()))
+
+    async def _drop_old_connections(self) -> None:
+        try:
+            open_ = await self.guest.connections()
+            if open_:
+                # Asked for in this order, what was opened since is known here.
+                known = await self.doorway.guest_ports()
+                await self.guest.disconnect([name for name, port in open_.items() if port not in known])
+        except (ForkyardError, OSError) as error:
+            log.warning("old connections were not dropped", vm=self.entry.vm_id, error=str(error))
+
     async def detach(self) -> None:
         await self._let_go()
         await self.vm.detach()

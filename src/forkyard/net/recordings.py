@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -66,8 +66,8 @@ class Recordings:
 
     # ── store ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, name: str, asked: Asked) -> Taking:
-        return Taking(self, name, asked)
+    def begin(self, name: str) -> Taking:
+        return Taking(self, name)
 
     async def keep(self, name: str, asked: Asked, answered: Answered, body: Path) -> None:
         line = json.dumps({"at": datetime.now(UTC).isoformat(), "asked": asdict(asked), "answered": asdict(answered)})
@@ -96,7 +96,7 @@ class Recordings:
         places[asked] = place + 1
         return answers[min(place, len(answers) - 1)]
 
-    async def body(self, name: str, answered: Answered) -> AsyncIterator[bytes]:
+    async def body(self, name: str, answered: Answered) -> AsyncGenerator[bytes, None]:
         path = self._directory / name / _BODIES / answered.body_sha256
         try:
             file = await asyncio.to_thread(path.open, "rb")
@@ -124,12 +124,12 @@ class Recordings:
 
     # ── look, delete ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def list(self) -> list[RecordingInfo]:
-        return await asyncio.to_thread(_list, self._directory)
-
     async def exchanges(self, name: str) -> list[RecordedExchange]:
         self._require(name)
         return await asyncio.to_thread(_exchanges, self._directory / name / _INDEX)
+
+    async def list(self) -> list[RecordingInfo]:
+        return await asyncio.to_thread(_list, self._directory)
 
     async def delete(self, name: str) -> None:
         self._require(name)
@@ -147,10 +147,9 @@ class Recordings:
 class Taking:
     """One answer on its way to disk. If it is not finished, nothing is kept."""
 
-    def __init__(self, recordings: Recordings, name: str, asked: Asked) -> None:
+    def __init__(self, recordings: Recordings, name: str) -> None:
         self._recordings = recordings
         self._name = name
-        self._asked = asked
         self._file, self._path = recordings.temporary(name)
         self._hash = hashlib.sha256()
         self._size = 0
@@ -161,13 +160,13 @@ class Taking:
             self._hash.update(data)
             await asyncio.to_thread(self._file.write, data)
 
-    async def finish(self, status: int, reason: str, headers: tuple[tuple[str, str], ...]) -> bool:
+    async def finish(self, asked: Asked, status: int, reason: str, headers: tuple[tuple[str, str], ...]) -> bool:
         """False if it was too large to keep."""
         if self._size > MAX_BODY_BYTES:
             return False
         await asyncio.to_thread(_close_synced, self._file)
         answered = Answered(status, reason, headers, self._hash.hexdigest(), self._size)
-        await self._recordings.keep(self._name, self._asked, answered, self._path)
+        await self._recordings.keep(self._name, asked, answered, self._path)
         return True
 
     def close(self) -> None:

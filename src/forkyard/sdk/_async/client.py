@@ -29,6 +29,7 @@ from forkyard.models.network import Secret
 from forkyard.sdk import connect, validation, wire
 from forkyard.sdk._async import runtime
 from forkyard.sdk._async.domains import AsyncDomains
+from forkyard.sdk._async.recordings import AsyncRecordings
 from forkyard.sdk._async.sandbox import AsyncSandbox
 from forkyard.sdk._async.secrets import AsyncSecrets
 from forkyard.sdk._async.snapshots import AsyncSnapshot, AsyncSnapshots, reference
@@ -71,6 +72,7 @@ class AsyncForkyard:
         self.keys = AsyncKeys(self._transport)
         self.domains = AsyncDomains(self._transport)
         self.secrets = AsyncSecrets(self._transport)
+        self.recordings = AsyncRecordings(self._transport)
         self.ssh = AsyncSsh(self._transport)
 
     async def health(self) -> Health:

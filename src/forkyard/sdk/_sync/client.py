@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
+from forkyard.sdk._sync.recordings import Recordings
 
 from forkyard.errors import DaemonUnreachable, ForkyardError, from_problem
 from forkyard.lifecycle import State
@@ -72,6 +73,7 @@ class Forkyard:
         self.keys = Keys(self._transport)
         self.domains = Domains(self._transport)
         self.secrets = Secrets(self._transport)
+        self.recordings = Recordings(self._transport)
         self.ssh = Ssh(self._transport)
 
     def health(self) -> Health:

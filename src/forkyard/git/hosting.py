@@ -1,0 +1,136 @@
+"""Git hosting in one piece: what the API is given, as `control.plane` is for sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+from forkyard.control.identities import Identities, Principal
+from forkyard.git.commits import Commits
+from forkyard.git.content import Content
+from forkyard.git.history import History
+from forkyard.git.imports import Archive, Imports
+from forkyard.git.lfs import Lfs
+from forkyard.git.merging import Merging
+from forkyard.git.process import Git
+from forkyard.git.refs import Refs
+from forkyard.git.repositories import Repo, Repositories, head_of
+from forkyard.git.search import Search
+from forkyard.git.transfer import Transfer
+from forkyard.git.upkeep import Upkeep
+from forkyard.models.git import FilesSource, Permission, RepoCreate, RepoInfo, RepoToken, Visibility
+from forkyard.store.sql import Store
+
+QUOTA_BYTES = 10 * 2**30
+
+
+class GitHosting:
+    def __init__(
+        self, store: Store, identities: Identities, root: Path, *, quota_bytes: int = QUOTA_BYTES, url: str = ""
+    ) -> None:
+        self.identities = identities
+        #: Where git clients find the daemon, if a request does not say: `http://127.0.0.1:7070`.
+        self.url = url
+        self.repositories = Repositories(store, Git(root), root, quota_bytes=quota_bytes)
+        self.refs = Refs(self.repositories)
+        self.content = Content(self.repositories)
+        self.history = History(self.repositories)
+        self.commits = Commits(self.repositories, self.refs)
+        self.merging = Merging(self.repositories, self.refs)
+        self.search = Search(self.repositories, self.content)
+        self.transfer = Transfer(self.repositories)
+        self.lfs = Lfs(self.repositories, store)
+        self.upkeep = Upkeep(self.repositories)
+        self._imports = Imports(self.repositories.git, self.refs)
+        self.quota_bytes = quota_bytes
+        self._upkeep: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self.repositories.start()
+        self._upkeep = asyncio.create_task(self.upkeep.run(), name="upkeep of repositories")
+
+    async def stop(self) -> None:
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._upkeep
+
+    # ── repositories ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def create(self, request: RepoCreate, by: Principal) -> Repo:
+        quota_bytes = None if request.quota_mib is None else request.quota_mib * 2**20
+        most_bytes = quota_bytes or self.quota_bytes
+        source = request.source
+
+        async def fill(path: Path) -> None:
+            if isinstance(source, FilesSource):
+                await self._imports.files(path, request.default_branch, source, by)
+            elif source is not None:
+                await self._imports.clone(path, source, by, most_bytes)
+
+        return await self.repositories.create(
+            request.name,
+            description=request.description,
+            visibility=request.visibility,
+            default_branch=request.default_branch,
+            quota_bytes=quota_bytes,
+            fill=fill if source is not None else None,
+        )
+
+    async def create_from_archive(
+        self,
+        name: str | None,
+        archive: Archive,
+        by: Principal,
+        *,
+        visibility: Visibility,
+        default_branch: str,
+        quota_bytes: int | None,
+    ) -> Repo:
+        async def fill(path: Path) -> None:
+            await self._imports.archive(path, default_branch, archive, by, quota_bytes or self.quota_bytes)
+
+        return await self.repositories.create(
+            name, visibility=visibility, default_branch=default_branch, quota_bytes=quota_bytes, fill=fill
+        )
+
+    async def delete(self, repo: Repo) -> None:
+        await self.repositories.delete(repo)
+        await self.identities.remove_managed(f"repo:{repo.id}:")
+
+    async def token(self, repo: Repo, permission: Permission, expires_in_s: float | None, url: str) -> RepoToken:
+        """For whoever needs this repository and nothing else."""
+        identity = await self.identities.ensure_managed(
+            f"repo:{repo.id}:{permission}", f"{permission} access to {repo.record.name}"
+        )
+        await self.identities.grant_repo(identity.id, repo.id, permission, by="forkyard")
+        made = await self.identities.create_token(identity.id, expires_in_s=expires_in_s)
+        scheme, _, rest = self.clone_url(repo, url).partition("://")
+        return RepoToken(
+            token=made.token,
+            token_id=made.id,
+            identity_id=identity.id,
+            permission=permission,
+            clone_url=f"{scheme}://forkyard:{made.token}@{rest}",
+            expires_at=made.expires_at,
+        )
+
+    def clone_url(self, repo: Repo, url: str) -> str:
+        return f"{url or self.url}/git/{repo.record.name}.git"
+
+    async def info(self, repo: Repo, url: str) -> RepoInfo:
+        record = repo.record
+        return RepoInfo(
+            id=record.id,
+            name=record.name,
+            description=record.description,
+            visibility=record.visibility,
+            default_branch=await asyncio.to_thread(head_of, repo.path),
+            clone_url=self.clone_url(repo, url),
+            size_bytes=record.size_bytes,
+            quota_bytes=record.quota_bytes,
+            created_at=record.created_at,
+            updated_at=record.updated_at,
+            pushed_at=record.pushed_at,
+        )
