@@ -17,6 +17,7 @@ _MODULES = {
     "forkyard.sdk._sync.execution": ("ExecStream",),
     "forkyard.sdk._sync.files": ("Files", "Watch"),
     "forkyard.sdk._sync.egress": ("Egress",),
+    "forkyard.sdk._sync.git": ("Repo",),
     "forkyard.sdk._sync.terminal": ("Terminal",),
     "forkyard.sdk._sync.forward": ("Forward",),
     "forkyard.sdk._async.client": ("AsyncForkyard",),
@@ -26,6 +27,7 @@ _MODULES = {
     "forkyard.sdk._async.execution": ("AsyncExecStream",),
     "forkyard.sdk._async.files": ("AsyncFiles", "AsyncWatch"),
     "forkyard.sdk._async.egress": ("AsyncEgress",),
+    "forkyard.sdk._async.git": ("AsyncRepo",),
     "forkyard.sdk._async.terminal": ("AsyncTerminal",),
     "forkyard.sdk._async.forward": ("AsyncForward",),
     "forkyard.sdk.results": ("CommandFailed", "ExecResult", "ForkOutcome", "OutputChunk"),
@@ -46,6 +48,19 @@ _MODULES = {
         "SnapshotInfo",
         "WatchEvent",
     ),
+    "forkyard.models.git": (
+        "BranchInfo",
+        "CommitInfo",
+        "Comparison",
+        "ContentInfo",
+        "FileChange",
+        "MergeResult",
+        "Person",
+        "RepoInfo",
+        "RepoToken",
+        "TagInfo",
+    ),
+    "forkyard.models.identities": ("AuditEntry", "IdentityInfo", "TokenCreated", "TokenInfo"),
     "forkyard.models.network": (
         "DomainInfo",
         "EgressPolicy",
@@ -113,16 +128,22 @@ __all__ = [
     "AsyncForkyard",
     "AsyncForward",
     "AsyncProcess",
+    "AsyncRepo",
     "AsyncSandbox",
     "AsyncSnapshot",
     "AsyncTerminal",
     "AsyncWatch",
+    "AuditEntry",
     "BadAnswer",
+    "BranchInfo",
     "Cause",
     "Check",
     "CommandFailed",
     "CommandNotFound",
+    "CommitInfo",
+    "Comparison",
     "Conflict",
+    "ContentInfo",
     "DaemonUnreachable",
     "DomainInfo",
     "DomainNotFound",
@@ -137,6 +158,7 @@ __all__ = [
     "ExecNotFound",
     "ExecResult",
     "ExecStream",
+    "FileChange",
     "FileConflict",
     "FileInfo",
     "FileMissing",
@@ -153,6 +175,7 @@ __all__ = [
     "Health",
     "HostFailure",
     "IdempotencyConflict",
+    "IdentityInfo",
     "ImageBuildFailed",
     "IngressPolicy",
     "InternalError",
@@ -162,19 +185,24 @@ __all__ = [
     "KeyCreated",
     "KeyInfo",
     "MergeConflict",
+    "MergeResult",
     "Milestone",
     "NetworkPolicy",
     "NoCapacity",
     "NotFound",
     "OperationTimeout",
     "OutputChunk",
+    "Person",
     "PortClosed",
     "PreviewInfo",
     "Process",
     "QuotaExceeded",
     "RefConflict",
+    "Repo",
     "RepoFull",
+    "RepoInfo",
     "RepoNotFound",
+    "RepoToken",
     "RevisionNotFound",
     "Sandbox",
     "SandboxEnded",
@@ -195,8 +223,11 @@ __all__ = [
     "SshKeyInfo",
     "State",
     "StateConflict",
+    "TagInfo",
     "TemplateBuildFailed",
     "Terminal",
+    "TokenCreated",
+    "TokenInfo",
     "Unauthenticated",
     "VmCrashed",
     "VmStartFailed",
@@ -284,6 +315,19 @@ if TYPE_CHECKING:
         SnapshotInfo,
         WatchEvent,
     )
+    from forkyard.models.git import (
+        BranchInfo,
+        CommitInfo,
+        Comparison,
+        ContentInfo,
+        FileChange,
+        MergeResult,
+        Person,
+        RepoInfo,
+        RepoToken,
+        TagInfo,
+    )
+    from forkyard.models.identities import AuditEntry, IdentityInfo, TokenCreated, TokenInfo
     from forkyard.models.network import (
         DomainInfo,
         EgressPolicy,
@@ -302,6 +346,7 @@ if TYPE_CHECKING:
     from forkyard.sdk._async.execution import AsyncExecStream
     from forkyard.sdk._async.files import AsyncFiles, AsyncWatch
     from forkyard.sdk._async.forward import AsyncForward
+    from forkyard.sdk._async.git import AsyncRepo
     from forkyard.sdk._async.process import AsyncProcess
     from forkyard.sdk._async.sandbox import AsyncSandbox
     from forkyard.sdk._async.snapshots import AsyncSnapshot
@@ -311,6 +356,7 @@ if TYPE_CHECKING:
     from forkyard.sdk._sync.execution import ExecStream
     from forkyard.sdk._sync.files import Files, Watch
     from forkyard.sdk._sync.forward import Forward
+    from forkyard.sdk._sync.git import Repo
     from forkyard.sdk._sync.process import Process
     from forkyard.sdk._sync.sandbox import Sandbox
     from forkyard.sdk._sync.snapshots import Snapshot

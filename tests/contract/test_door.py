@@ -649,6 +649,32 @@ async def test_what_is_to_be_looked_into_is_handed_over_untouched(world: World) 
     assert len(puppet.seen) == 1
 
 
+async def test_a_server_may_speak_first_to_a_sandbox_that_is_looked_into(world: World) -> None:
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 ready\r\n")
+        await echo(reader, writer)
+
+    await world.serve(GOOD, 25, greet)
+    world.start(world.network(allow("good.example"), record="monday"), intercept=Puppet())
+    await world.addresses("good.example")
+    reader, writer = await world.open(GOOD, 25)
+    assert await reader.readline() == b"220 ready\r\n"
+    writer.write(b"EHLO me\r\n")
+    assert await reader.readline() == b"EHLO me\r\n"
+
+
+async def test_the_connection_that_waited_is_the_one_that_is_looked_into(world: World) -> None:
+    await world.serve(GOOD, 80, hello)
+    world.start(world.network(allow("good.example"), record="monday"), intercept=Puppet())
+    await world.addresses("good.example")
+    reader, writer = await world.open(GOOD, 80)
+    while not world.connected:
+        await asyncio.sleep(0.01)
+    writer.write(get("good.example"))
+    assert (await reader.read()).startswith(b"seen: HTTP/1.1 200")
+    assert world.connected == [(GOOD, 80)]
+
+
 async def test_a_replay_touches_nothing_outside(world: World) -> None:
     world.start(world.network(preset="evaluation", replay="monday"), intercept=Puppet())
     (address,) = await world.addresses("anything.example")

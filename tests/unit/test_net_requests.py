@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 import h11
@@ -41,7 +42,7 @@ def test_bodies_are_not_requests_however_the_stream_is_cut(cuts: list[int]) -> N
     points = sorted({0, len(STREAM), *cuts})
     hosts = Hosts()
     requests = Requests(hosts)
-    passed = b"".join(requests.feed(STREAM[a:b]) for a, b in zip(points, points[1:], strict=False))
+    passed = b"".join(requests.feed(STREAM[a:b]) for a, b in itertools.pairwise(points))
     assert hosts.seen == ["GET a.example", "POST a.example", "PUT a.example", "GET b.example"]
     assert passed == STREAM.replace(b";x=y", b"")
     assert requests.buffered == 0
@@ -129,8 +130,10 @@ def test_nothing_else_makes_it_fail(data: bytes) -> None:
 
 
 tokens = st.sampled_from(
-    ["GET", "POST", " ", "/", "HTTP/1.1", "\r\n", "\r\n\r\n", "Host:", "a.example", "b.example", "Content-Length:", "5"]
-    + ["Transfer-Encoding:", "chunked", "\t", ",", "\n", "0", "x", "hello", "\r"]
+    [
+        *("GET", "POST", " ", "/", "HTTP/1.1", "\r\n", "\r\n\r\n", "Host:", "a.example", "b.example"),
+        *("Content-Length:", "Transfer-Encoding:", "chunked", "5", "0", "x", "hello", "\t", ",", "\n", "\r"),
+    ]
 )
 
 
@@ -142,6 +145,8 @@ def test_what_passes_is_read_by_others_as_we_read_it(data: bytes) -> None:
     try:
         passed = requests.feed(b"POST / HTTP/1.1\r\nHost: a.example\r\n" + data)
     except BadRequest:
+        passed = b""
+    if not passed:  # to the other parser, nothing is the end
         return
     other = h11.Connection(h11.SERVER)
     other.receive_data(passed)

@@ -19,7 +19,7 @@ from forkyard.control.trust import distrust, environment, trust
 from forkyard.errors import ForkyardError, InvalidRequest, OperationTimeout, SandboxNotFound
 from forkyard.hosts.base import Incarnation
 from forkyard.lifecycle import ENDED, State
-from forkyard.models.network import EgressRule, NetworkPolicy
+from forkyard.models.network import MAX_RULES, EgressRule, NetworkPolicy
 from forkyard.net.authority import Authority
 from forkyard.net.base import Injection, Network, Service, Traffic
 from forkyard.net.recordings import Recordings
@@ -219,8 +219,9 @@ def _with_rule(rule: EgressRule, policy: NetworkPolicy) -> NetworkPolicy:
         return (other.domain, other.cidr, other.ports) == (rule.domain, rule.cidr, rule.ports)
 
     rules = [rule, *(other for other in policy.egress.rules if not same(other))]
-    egress = policy.egress.model_copy(update={"rules": rules})
-    return NetworkPolicy.model_validate({**policy.model_dump(), "egress": egress.model_dump()})
+    if len(rules) > MAX_RULES:
+        raise InvalidRequest(f"a policy has at most {MAX_RULES} rules; set a new one, with fewer", field="rules")
+    return policy.model_copy(update={"egress": policy.egress.model_copy(update={"rules": rules})})
 
 
 def _sum(one: Traffic, other: Traffic) -> Traffic:

@@ -16,12 +16,15 @@ from forkyard.guest.base import Guest
 CERTIFICATE = "/usr/local/share/ca-certificates/forkyard.crt"
 BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
 _MAX_BUNDLE_BYTES = 8 * 2**20
+_VARIABLES = (
+    *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "PIP_CERT", "CARGO_HTTP_CAINFO"),
+    "NODE_EXTRA_CA_CERTS",
+)
 
 
 def environment() -> dict[str, str]:
     """For programs that bring a bundle of their own, or look for none."""
-    names = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "PIP_CERT", "CARGO_HTTP_CAINFO")
-    return {**dict.fromkeys(names, BUNDLE), "NODE_EXTRA_CA_CERTS": CERTIFICATE}
+    return dict.fromkeys(_VARIABLES, BUNDLE)
 
 
 async def trust(guest: Guest, pem: str) -> None:

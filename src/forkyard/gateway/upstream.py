@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import cast
 
 import httptools
 
@@ -125,8 +126,7 @@ class Connection(asyncio.Protocol):
     # ── asyncio's side ───────────────────────────────────────────────────────────────────────────────────────────
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
 
     def data_received(self, data: bytes) -> None:
         if self._parser is None or self._done:  # nobody asked

@@ -12,6 +12,7 @@ from forkyard.models.base import Answer, Request
 
 Preset = Literal["coding", "research", "evaluation", "autonomous", "open", "none"]
 Access = Literal["public", "token", "off"]
+MAX_RULES = 256
 Port = Annotated[int, Field(ge=1, le=65535)]
 #: `example.com`, or `*.example.com` for all names below it (not itself); `*` is every name.
 DomainPattern = Annotated[
@@ -55,7 +56,7 @@ class EgressPolicy(Request):
         "rate-limited. `evaluation`: nothing but what is replayed. `autonomous`: everything public, nothing enters. "
         "`open`: everything public. `none`: nothing.",
     )
-    rules: list[EgressRule] = Field(default_factory=list, max_length=256)
+    rules: list[EgressRule] = Field(default_factory=list, max_length=MAX_RULES)
     bytes_per_s: int | None = Field(None, ge=1024, description="Both ways together.")
     connections_per_minute: int | None = Field(None, ge=1)
     byte_budget: int | None = Field(None, ge=0, description="Both ways together, over the life of the sandbox.")

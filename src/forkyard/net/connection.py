@@ -142,10 +142,10 @@ class Connection:
             raise Denied(reason)
         known, by_address = self._by_answer()
         early: asyncio.Task[socket.socket] | None = None
-        if known.allowed and not watch.network.intercepts and self._address != DOOR_ADDRESS:
+        if known.allowed and not watch.replays:
             early = asyncio.create_task(watch.outside.connect(self._address, self._port))
         try:
-            look = asyncio.create_task(self._look(known.allowed, by_address.allowed))
+            look = asyncio.create_task(self._look(early is not None, by_address.allowed))
             try:
                 await self._hear(look, early, owner)
                 self._sight = look.result()
@@ -261,17 +261,17 @@ class Connection:
             raise Denied(by_address.reason if claimed == self._address else f"{self._shown} is not {claimed}")
         elif not known.allowed:
             raise Denied(known.reason)
-        if claimed is not None and self._wanted():
-            await self._intercept(owner)
-            return
-        if self._watch.replays:
+        intercepted = claimed is not None and self._wanted()
+        if self._watch.replays and not intercepted:
             raise Denied(f"{self._shown} is not in the recording: only HTTP and HTTPS are replayed")
-        if early is not None and self._target == self._address:
-            upstream = await early
-        elif self._relay is not None and self._relay.bytes_in:
-            raise Denied(f"{self._address} is not {self._name}, and has already answered")
-        else:
-            upstream = await self._watch.outside.connect(self._target, self._port)
+        if self._relay is not None and self._relay.bytes_in and (intercepted or self._target != self._address):
+            raise Denied(f"{self._address} has already answered, before it was clear that {self._name} is meant")
+        if self._target != self._address:
+            early = None
+        if intercepted:
+            await self._intercept(owner, early)
+            return
+        upstream = await (early or self._watch.outside.connect(self._target, self._port))
         await self._carry(upstream, owner, Requests(_SameHost(head.host, {})) if head is not None else None)
 
     async def _settle(self, name: str, by_address: Decision) -> None:
@@ -312,23 +312,31 @@ class Connection:
         relay = self._relay
         if relay is None or relay.outer is not upstream:
             if relay is not None:
-                relay.drop_outer()
+                relay.stop()
             relay = self._relay = Relay(self._guest, upstream, self._watch.meter)
         if requests is not None:
             _Checked(relay, requests)
         self.reconsider()  # what was decided may have changed since
         await relay.run()
 
-    async def _intercept(self, owner: asyncio.Task[SocketOwner | None]) -> None:
+    async def _intercept(
+        self, owner: asyncio.Task[SocketOwner | None], early: asyncio.Task[socket.socket] | None
+    ) -> None:
         interceptor, network, name = self._watch.outside.intercept, self._watch.network, self._name
         assert interceptor is not None and name is not None
+        if self._relay is not None:
+            self._relay.stop()  # from here on the interceptor hears the server
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setblocking(False)
 
         async def connect() -> socket.socket:
+            nonlocal early
             if self._watch.replays:
                 raise PermissionError("nothing but the recording may answer")
+            if early is not None:
+                opened, early = await early, None
+                return opened.dup()  # ours is closed when this is over
             return await self._watch.outside.connect(self._target, self._port)
 
         def note(verdict: Verdict, reason: str | None) -> None:

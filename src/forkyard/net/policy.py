@@ -115,7 +115,7 @@ class Gate:
         if name in self.presets.registries and not own and not any(address in net for net in _NEVER_A_REGISTRY):
             return decision
         where = "this host itself" if own else "in a private or reserved network"
-        return Decision(False, f"{shown} is {where}; {self._how(str(address))}")
+        return Decision(False, f"{shown} is {where}; {self.how(str(address))}")
 
     def answers(self, name: str, address: IPv4Address, *, own: bool = False) -> bool:
         """Whether an address may stand in the answer to a question for this name."""
@@ -149,7 +149,7 @@ class Gate:
         ):
             return Decision(True, f"preset: {preset}")
         destination = f"{shown} port {port}" if port is not None else shown
-        how = self._how(name or shown)
+        how = self.how(name or shown)
         return Decision(False, f"{destination} is not allowed by the preset `{preset}`; {how}")
 
     def _opened(self, address: IPv4Address, port: int | None, own: bool) -> bool:
@@ -164,8 +164,9 @@ class Gate:
                 return True
         return False
 
-    def _how(self, destination: str) -> str:
-        return f"allow it with `forkyard egress allow {self.sandbox_id} {destination}`"
+    def how(self, destination: str) -> str:
+        what = destination if address_of(destination) is None else f"--cidr {destination}"
+        return f"allow it with `forkyard egress allow {self.sandbox_id} {what}`"
 
 
 def _network(rule: EgressRule) -> IPv4Network | None:

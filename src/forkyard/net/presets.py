@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ GIT_HOSTS = frozenset(
     }
 )
 _QUERY_TIMEOUT_S = 30
+_FETCH_TIMEOUT_S = 2
+_CONFIG_BYTES = 65536
 _URL = re.compile(r"https?://[^\s'\"`<>|]+")
 
 
@@ -118,16 +121,30 @@ async def _cargo() -> frozenset[str]:
             "CARGO_NET_GIT_FETCH_WITH_CLI": "false",
         }
         command = ("cargo", "generate-lockfile", "--manifest-path", f"{directory}/Cargo.toml")
-        return await _ask(command, _complained_of, env=barred, may_fail=True)
+        urls = await _ask(command, lambda complaint: frozenset(_URL.findall(complaint)), env=barred, may_fail=True)
+    found = hosts_of(urls)
+    for url in urls:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FETCH_TIMEOUT_S):
+                found |= await asyncio.to_thread(_download_host, url)
+    return found
+
+
+def _download_host(url: str) -> frozenset[str]:
+    """Where a cargo registry has its archives: its index says so."""
+    if not url.endswith("/config.json"):
+        return frozenset()
+    try:
+        with urllib.request.urlopen(url, timeout=_FETCH_TIMEOUT_S) as answer:
+            return hosts_of([str(json.loads(answer.read(_CONFIG_BYTES))["dl"])])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        log.info("a cargo registry did not say where its archives are", error=str(error))
+        return frozenset()
 
 
 def _write(directory: Path, manifest: str) -> None:
     (directory / "Cargo.toml").write_text(manifest)
     (directory / "x.rs").touch()
-
-
-def _complained_of(complaint: str) -> frozenset[str]:
-    return hosts_of(_URL.findall(complaint))
 
 
 async def _ask(

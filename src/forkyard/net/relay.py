@@ -185,28 +185,25 @@ class Relay:
         self.up.resume()
         self.down.resume()
         await self.over
-        self._stop()
+        self.stop()
         self.inner.close()
         self.outer.close()
 
     def close(self) -> None:
         """Without courtesies, unless it has run to its end."""
-        self._stop()
+        self.stop()
         reset(self.inner)
         reset(self.outer)
         if self.over.done() and not self.over.cancelled():
             self.over.exception()  # it was seen
 
-    def drop_outer(self) -> None:
-        self._stop()
-        reset(self.outer)
-
     def abort(self, error: BaseException) -> None:
-        self._stop()
+        self.stop()
         if not self.over.done():
             self.over.set_exception(error)
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """Let go of both sockets; they are not closed."""
         self.up.stop()
         self.down.stop()
 

@@ -84,7 +84,7 @@ def is_own(address: IPv4Address) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((str(address), 9))
-            return bool(probe.getsockname()[0] == str(address))
+            return address.is_loopback or bool(probe.getsockname()[0] == str(address))
         except OSError:
             return False
 
@@ -124,8 +124,7 @@ class Watch:
         kept = [address for address in found if _answers(gate, name, address)]
         if found and not kept:
             # Nothing but a rule that names the network: a name in somebody else's hands must not open ours.
-            how = f"allow it with `forkyard egress allow {self.sandbox_id} {found[0]}`"
-            raise PrivateOnly(f"{name} leads to {found[0]}, in a private or reserved network; {how}")
+            raise PrivateOnly(f"{name} leads to {found[0]}, in a private or reserved network; {gate.how(found[0])}")
         self.names.learn(name, kept)
         return kept
 

@@ -29,6 +29,8 @@ from forkyard.models.network import Secret
 from forkyard.sdk import connect, validation, wire
 from forkyard.sdk._async import runtime
 from forkyard.sdk._async.domains import AsyncDomains
+from forkyard.sdk._async.git import AsyncGit
+from forkyard.sdk._async.identities import AsyncIdentities
 from forkyard.sdk._async.recordings import AsyncRecordings
 from forkyard.sdk._async.sandbox import AsyncSandbox
 from forkyard.sdk._async.secrets import AsyncSecrets
@@ -70,6 +72,8 @@ class AsyncForkyard:
         self.snapshots = AsyncSnapshots(self._transport)
         self.events = AsyncEvents(self._transport)
         self.keys = AsyncKeys(self._transport)
+        self.git = AsyncGit(self._transport)
+        self.identities = AsyncIdentities(self._transport)
         self.domains = AsyncDomains(self._transport)
         self.secrets = AsyncSecrets(self._transport)
         self.recordings = AsyncRecordings(self._transport)

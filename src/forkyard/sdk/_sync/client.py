@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
-from forkyard.sdk._sync.recordings import Recordings
+from forkyard.sdk._sync.git import Git
+from forkyard.sdk._sync.identities import Identities
 
 from forkyard.errors import DaemonUnreachable, ForkyardError, from_problem
 from forkyard.lifecycle import State
@@ -31,6 +32,7 @@ from forkyard.models.network import Secret
 from forkyard.sdk import connect, validation, wire
 from forkyard.sdk._sync import runtime
 from forkyard.sdk._sync.domains import Domains
+from forkyard.sdk._sync.recordings import Recordings
 from forkyard.sdk._sync.sandbox import Sandbox
 from forkyard.sdk._sync.secrets import Secrets
 from forkyard.sdk._sync.snapshots import Snapshot, Snapshots, reference
@@ -71,6 +73,8 @@ class Forkyard:
         self.snapshots = Snapshots(self._transport)
         self.events = Events(self._transport)
         self.keys = Keys(self._transport)
+        self.git = Git(self._transport)
+        self.identities = Identities(self._transport)
         self.domains = Domains(self._transport)
         self.secrets = Secrets(self._transport)
         self.recordings = Recordings(self._transport)
