@@ -15,6 +15,7 @@ from forkyard.hosts.base import Incarnation
 from forkyard.hosts.memory import MemoryHost, Power
 from forkyard.lifecycle import Cause, State
 from forkyard.models import SandboxCreate, SandboxInfo, SandboxUpdate
+from forkyard.net.base import Traffic
 from forkyard.store.sql import Store
 from forkyard.vmm.base import FaultPlan
 
@@ -72,6 +73,27 @@ async def test_an_idle_sandbox_falls_asleep(control: ControlPlane, clock: Clock)
     await after(control, clock, 1)
     now = await control.sandboxes.get(info.id)
     assert (now.state, now.cause) == (State.PAUSED, Cause.IDLE)
+
+
+@pytest.mark.parametrize(("moved", "stays"), [(4097, True), (4096, False)])
+async def test_much_traffic_keeps_it_awake_and_a_little_does_not(
+    control: ControlPlane, host: MemoryHost, clock: Clock, moved: int, stays: bool
+) -> None:
+    info = await made(control, idle_timeout_s=8)
+    machine = host.world.machines[Incarnation(info.id, 1)]
+    for turn in range(1, 6):
+        machine.traffic = Traffic(bytes_out=turn, bytes_in=turn * moved - turn)
+        await after(control, clock, 2)
+    assert await state(control, info.id) is (State.RUNNING if stays else State.PAUSED)
+
+
+async def test_the_threshold_of_traffic_can_be_changed(control: ControlPlane, host: MemoryHost, clock: Clock) -> None:
+    info = await made(control, idle_timeout_s=8, activity_threshold_bytes=10**6)
+    await control.sandboxes.update(info.id, SandboxUpdate(activity_threshold_bytes=0))
+    for turn in range(1, 6):
+        host.world.machines[Incarnation(info.id, 1)].traffic = Traffic(bytes_in=turn)
+        await after(control, clock, 2)
+    assert await state(control, info.id) is State.RUNNING
 
 
 async def test_without_an_idle_timeout_it_never_does(control: ControlPlane, clock: Clock) -> None:

@@ -9,7 +9,7 @@ import secrets
 import socket
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,7 @@ async def slots(spare: int = 0, most: int = 8, scope: str | None = None) -> Asyn
     scope = scope or f"test{secrets.token_hex(4)}"
     made = Slots(scope, spare=spare, most=most)
     try:
-        await made.start(in_use=())
+        await made.start(in_use={})
         yield made
     finally:
         await made.stop()
@@ -48,6 +48,18 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+@contextlib.contextmanager
+def process_in(slot: Path) -> Iterator[int]:
+    process = subprocess.Popen(["nsenter", f"--net={slot}", "sleep", "60"])
+    try:
+        while Path(f"/proc/{process.pid}/ns/net").stat().st_ino != slot.stat().st_ino:
+            time.sleep(0.01)
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
 
 
 def said(*command: str) -> Callable[[], str]:
@@ -139,13 +151,25 @@ async def test_a_daemon_that_was_killed_leaves_nothing_but_the_slots_of_its_mach
             await killed.prepare(number or 0)
         await until(lambda: len(left(killed)) == 4)
         scope = killed.path(0).name.removeprefix("forkyard-").removesuffix("-0")
-        following = Slots(scope, spare=0, most=8)
-        await following.start(in_use=[1])
-        assert left(following) == [following.path(1)]
-        assert following.claim(()) == 0
-        assert following.claim(()) == 2
-        await following.stop()
-        assert left(following) == [following.path(1)]
+        with process_in(killed.path(1)) as pid:
+            following = Slots(scope, spare=0, most=8)
+            await following.start(in_use={1: pid})
+            assert left(following) == [following.path(1)]
+            assert following.claim(()) == 0
+            assert following.claim(()) == 2
+            await following.stop()
+            assert left(following) == [following.path(1)]
+
+
+async def test_a_slot_whose_place_was_lost_is_found_through_its_machine() -> None:
+    async with slots() as some:
+        slot = await some.prepare(some.claim(()) or 0)
+        before = slot.stat().st_ino
+        with process_in(slot) as pid:
+            namespace.remove(slot)
+            await some.start(in_use={0: pid})
+            assert slot.stat().st_ino == before
+            assert "tap0" in await namespace.inside(slot, said("ip", "link"))
 
 
 async def test_what_another_program_uses_is_left_alone() -> None:

@@ -263,7 +263,7 @@ def test_a_connection_is_of_the_exec_that_made_it() -> None:
         found = await told(woken, 22)
         print(f"asking for the owner took {found['ms']:.1f} ms")
         # What an exec left running is still its own.
-        await run(host, woken, f"(sleep 1; {SAY} 203.0.113.99 80 > /root/later) &", id="left")
+        await run(host, woken, f"touch /root/later; (sleep 1; {SAY} 203.0.113.99 80 > /root/later) &", id="left")
         async with asyncio.timeout(30):
             while not (later := await run(host, woken, "cat /root/later")).strip():
                 await asyncio.sleep(0.2)

@@ -1,14 +1,19 @@
-"""An HTTPS server on this machine with a certificate authority of its own, for tests of what the door does with HTTP.
+"""An HTTPS server with a certificate authority of its own, for tests of what the door does with HTTP.
 
-It listens on a loopback address that nothing else uses. A daemon made by `web_daemon` finds its names in a hosts file
-that only that daemon sees, and trusts its authority by FORKYARD_EXTRA_CA_FILE.
+Server and daemon live in a network namespace of the test's, on an address that looks public and leads nowhere. The
+daemon finds the names of the server in a hosts file that only it sees, and trusts its authority by
+FORKYARD_EXTRA_CA_FILE.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import secrets
 import shlex
+import socket
+import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -19,10 +24,11 @@ from typing import Any
 
 from forkyard.models.network import EgressPolicy, EgressRule
 from forkyard.net.authority import Authority
+from forkyard.net.namespace import inside
 
 from .conftest import Daemon, remove_daemon
 
-ADDRESS = "127.77.0.1"
+ADDRESS = "11.7.0.1"
 API, OTHER = "api.forkyard.test", "other.forkyard.test"
 RULES = [EgressRule(domain="*.forkyard.test"), EgressRule(cidr=f"{ADDRESS}/32")]
 REACHABLE = EgressPolicy(preset="none", rules=RULES)
@@ -41,7 +47,7 @@ class Web:
     """`/headers` repeats the headers; `/count` says how many requests came; `/bytes` is large; `/repo.git` wants Basic
     credentials, as a host of Git does."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, namespace: str) -> None:
         self.authority = Authority.load_or_make(directory)
         self.ca_file = directory / "ca.pem"
         self.requests: list[Request] = []
@@ -58,8 +64,10 @@ class Web:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer((ADDRESS, 443), Handler)
+        self._server = ThreadingHTTPServer((ADDRESS, 443), Handler, bind_and_activate=False)
         self._server.daemon_threads = True
+        self._server.socket.close()
+        self._server.socket = asyncio.run(inside(Path("/run/netns") / namespace, _listening))
         context = self.authority.context_for([API, OTHER])
         self._server.socket = context.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -96,30 +104,46 @@ class Web:
         return found
 
 
+def _listening() -> socket.socket:
+    return socket.create_server((ADDRESS, 443))
+
+
 @dataclass
 class WebDaemon(Daemon):
     hosts: Path = field(default_factory=Path)
+    namespace: str = ""
 
     @property
     def command(self) -> list[str]:
         script = f"mount --bind {shlex.quote(str(self.hosts))} /etc/hosts && exec {shlex.join(super().command)}"
-        return ["unshare", "--mount", "--propagation", "slave", "sh", "-c", script]
+        return [
+            *("nsenter", f"--net=/run/netns/{self.namespace}", "unshare", "--mount", "--propagation", "slave"),
+            *("sh", "-c", script),
+        ]
+
+
+def _ip(arguments: str) -> None:
+    subprocess.run(["ip", *arguments.split()], check=True, capture_output=True)
 
 
 @contextlib.contextmanager
 def web_daemon() -> Iterator[tuple[Web, WebDaemon]]:
-    with tempfile.TemporaryDirectory(prefix="fyw-", dir="/tmp") as directory:
-        web = Web(Path(directory) / "authority")
+    namespace = f"fyw-{secrets.token_hex(3)}"
+    with tempfile.TemporaryDirectory(prefix="fyw-", dir="/tmp") as directory, contextlib.ExitStack() as stack:
+        _ip(f"netns add {namespace}")
+        stack.callback(_ip, f"netns del {namespace}")
+        _ip(f"-n {namespace} link set lo up")
+        _ip(f"-n {namespace} addr add {ADDRESS}/32 dev lo")
+        web = Web(Path(directory) / "authority", namespace)
+        stack.callback(web.close)
         hosts = Path(directory) / "hosts"
         hosts.write_text(f"127.0.0.1 localhost\n{ADDRESS} {API} {OTHER}\n")
         root = Path(tempfile.mkdtemp(prefix="fyt-", dir="/tmp"))
         root.chmod(0o711)
-        daemon = WebDaemon(root, extra_env={"FORKYARD_EXTRA_CA_FILE": str(web.ca_file)}, hosts=hosts)
+        extra_env = {"FORKYARD_EXTRA_CA_FILE": str(web.ca_file)}
+        daemon = WebDaemon(root, extra_env=extra_env, hosts=hosts, namespace=namespace)
+        daemon.start()
         try:
-            daemon.start()
-            try:
-                yield web, daemon
-            finally:
-                remove_daemon(daemon)
+            yield web, daemon
         finally:
-            web.close()
+            remove_daemon(daemon)

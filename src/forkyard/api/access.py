@@ -18,13 +18,14 @@ from forkyard.git.hosting import GitHosting
 
 Need = Literal["anyone", "look", "body user", "query user", "exec user", "root", "repo read", "repo write"]
 
-_S = "/api/v1/sandboxes/{sandbox_id}"
+PREFIX = "/api/v1"
+_S = "/sandboxes/{sandbox_id}"
 _E = _S + "/execs/{exec_id}"
-_R = "/api/v1/git/repos/{repo}"
+_R = "/git/repos/{repo}"
 #: Everything of a repository not named here is refused, as with the rest: its settings are not for those who use it.
 NEEDS: dict[tuple[str, str], tuple[Need, str]] = {
-    ("GET", "/api/v1/whoami"): ("anyone", "whoami"),
-    ("GET", "/api/v1/git/repos"): ("anyone", "git.list"),
+    ("GET", "/whoami"): ("anyone", "whoami"),
+    ("GET", "/git/repos"): ("anyone", "git.list"),
     ("GET", _S): ("look", "sandbox.get"),
     ("GET", f"{_S}/logs"): ("look", "sandbox.logs"),
     ("GET", f"{_S}/usage"): ("look", "sandbox.usage"),
@@ -87,7 +88,9 @@ async def authorize(connection: HTTPConnection) -> None:
         return
     control: ControlPlane = connection.app.state.control
     method = connection.scope.get("method", "WEBSOCKET")
-    need, action = NEEDS.get((method, connection.scope["route"].path), (None, f"{method} {connection.url.path}"[:64]))
+    # Releases of FastAPI differ in whether a route knows the prefix it is included under.
+    path = connection.scope["route"].path.removeprefix(PREFIX)
+    need, action = NEEDS.get((method, path), (None, f"{method} {connection.url.path}"[:64]))
     params = connection.path_params
     resource = str(params.get("sandbox_id") or params.get("repo") or connection.url.path)
     try:

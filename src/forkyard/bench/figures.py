@@ -86,6 +86,13 @@ FIGURES = (
     Figure("resume_cold", "resume", "resume from disk, to the agent's answer", 3, "x_t0"),
     Figure("create_pool", "pool", "create from the warm pool, to the agent's answer", 0.5, "x_t0"),
     Figure("create_pool_exec", "pool", "its first exec", 1.5, "x_t0"),
+    Figure(
+        "preview_overhead", "net", "preview request, warm: over the guest's own time, beside nginx", 3, "at_most", "×"
+    ),
+    Figure("egress_share", "net", "download: of what the host's curl gets, or the guest can take", 50, "at_least", "%"),
+    Figure("dns_decision", "net", "answer to a name, allowed or not", 5, "at_most"),
+    Figure("preview_websockets", "net", "idle WebSockets through previews, each answering", 1000, "at_least", ""),
+    Figure("slot_ready", "net", "network slot from the pool", 10, "at_most"),
     Figure("burst20_create", "burst", "20 creates at once, nothing warm", 20, "p95_x_t0"),
 )
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from forkyard import AsyncForkyard, AsyncSandbox
 from forkyard.bench import yard
 from forkyard.bench.figures import Sample
+from forkyard.bench.net import net
 from forkyard.daemon import qemu_driver
 from forkyard.errors import ForkyardError
 from forkyard.images import ensure_base_image
@@ -233,4 +234,5 @@ MEASURES: dict[str, Bench] = {
     "snapshot": snapshot,
     "pool": pool,
     "burst": burst,
+    "net": net,
 }

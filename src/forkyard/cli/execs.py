@@ -51,6 +51,7 @@ class ExecVerb(Verb):
 @click.option("--cwd", "-w", help="Where. Default: the user's home.")
 @click.option("--env", "-e", multiple=True, callback=pairs, metavar="KEY=VALUE", help="May be repeated.")
 @click.option("--timeout", "timeout_s", type=float, metavar="SECONDS", help="Then kill it and all it started.")
+@click.option("--trace", "trace_id", metavar="ID", help="Recorded with every connection it makes (see egress).")
 @click.option("--detach", "-d", is_flag=True, help="Leave it running and print its exec id.")
 @click.option("--tty", "-t", is_flag=True, help="Give it a terminal.")
 @click.option("--no-stdin", "-n", is_flag=True, help="Do not forward standard input.")
@@ -65,6 +66,7 @@ def exec_command(
     cwd: str | None,
     env: dict[str, str],
     timeout_s: float | None,
+    trace_id: str | None,
     detach: bool,
     tty: bool,
     no_stdin: bool,
@@ -81,7 +83,7 @@ def exec_command(
     with app.client() as client:
         sandbox = find_sandbox(client, sandbox_id)
         if detach:
-            process = sandbox.spawn(run, cwd=cwd, env=env, user=user, timeout_s=timeout_s)
+            process = sandbox.spawn(run, cwd=cwd, env=env, user=user, timeout_s=timeout_s, trace_id=trace_id)
             app.print_json(process.info()) if app.json else click.echo(process.id)
             return
         if tty:
@@ -89,10 +91,10 @@ def exec_command(
 
             ctx.exit(run_in_terminal(sandbox, run, cwd=cwd, env=env, user=user, timeout_s=timeout_s))
         stdin = None if no_stdin or not _forwardable() else _read_stdin()
-        if app.json:
-            ctx.exit(_as_document(app, sandbox, run, cwd, env, user, timeout_s, stdin))
-        stream = sandbox.exec_stream(run, cwd=cwd, env=env, user=user, timeout_s=timeout_s, stdin=stdin)
-        ctx.exit(_copy_output(sandbox, stream))
+        stream = sandbox.exec_stream(
+            run, cwd=cwd, env=env, user=user, timeout_s=timeout_s, stdin=stdin, trace_id=trace_id
+        )
+        ctx.exit(_as_document(app, stream) if app.json else _copy_output(sandbox, stream))
 
 
 def exit_status(exit_code: int | None, signal_number: int | None, timed_out: bool) -> int:
@@ -102,19 +104,9 @@ def exit_status(exit_code: int | None, signal_number: int | None, timed_out: boo
     return exit_code if exit_code is not None else 128 + (signal_number or 0)
 
 
-def _as_document(
-    app: App,
-    sandbox: Sandbox,
-    command: str | list[str],
-    cwd: str | None,
-    env: dict[str, str],
-    user: str,
-    timeout_s: float | None,
-    stdin: Iterator[bytes] | None,
-) -> int:
+def _as_document(app: App, stream: ExecStream) -> int:
     from forkyard.sdk.results import DEFAULT_MAX_OUTPUT_BYTES
 
-    stream = sandbox.exec_stream(command, cwd=cwd, env=env, user=user, timeout_s=timeout_s, stdin=stdin)
     result = stream.collect(DEFAULT_MAX_OUTPUT_BYTES)
     app.print_json(
         {

@@ -235,7 +235,7 @@ def cat(app: App, repo: str, path: str, rev: str | None) -> None:
     if app.json:
         app.print_json(content)
     elif content.entries is None:
-        click.get_binary_stream("stdout").write(data)
+        sys.stdout.buffer.write(data)
     else:
         for entry in content.entries:
             click.echo(f"{entry.mode} {entry.sha[:12]} {entry.path}{'/' if entry.type == 'directory' else ''}")

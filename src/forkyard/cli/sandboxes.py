@@ -9,7 +9,7 @@ import click
 
 from forkyard.cli import show
 from forkyard.cli.app import PERSISTENCE, App, Verb, find_sandbox, given, interactive, pairs, pass_app, seconds
-from forkyard.cli.policy import policy_options, secret_option, taken_policy, with_values
+from forkyard.cli.policy import policy_options, secret_option, size, taken_policy, with_values
 
 if TYPE_CHECKING:
     from forkyard import Sandbox, SandboxInfo
@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 @click.option("--checkpoints-kept", type=int, help="How many of those are kept. Default: 5.")
 @policy_options
 @secret_option
+@click.option(
+    "--activity-threshold",
+    "activity_threshold_bytes",
+    type=size,
+    metavar="SIZE",
+    help="More traffic than this, in a quarter of the idle timeout, keeps it awake. Default: 4K.",
+)
 @pass_app
 def create_command(app: App, /, snapshot: str | None, **options: Any) -> None:
     """Create a sandbox and print its id.

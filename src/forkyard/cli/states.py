@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forkyard.cli.app import PERSISTENCE, App, Verb, find_sandbox, given, pairs, pass_app, seconds
+from forkyard.cli.policy import size
 
 if TYPE_CHECKING:
     from forkyard import SandboxInfo
@@ -75,6 +76,13 @@ def resize_command(app: App, sandbox_id: str, vcpus: int | None, memory_mib: int
 @click.option("--priority", type=int, help="0 to 10: of sticky sandboxes the lowest are evicted first.")
 @click.option("--checkpoint-every", "checkpoint_every_s", type=seconds, help="Take a snapshot this often, or never.")
 @click.option("--checkpoints-kept", type=int, help="How many of those are kept.")
+@click.option(
+    "--activity-threshold",
+    "activity_threshold_bytes",
+    type=size,
+    metavar="SIZE",
+    help="More traffic than this, in a quarter of the idle timeout, keeps it awake.",
+)
 @pass_app
 def set_command(app: App, /, sandbox_id: str, **options: Any) -> None:
     """Change what `create` was told of a sandbox. What is not given stays as it is."""

@@ -79,6 +79,8 @@ class Ground:
         self.network_of: NetworkOf = _closed
         self.env_of: Callable[[SandboxRecord], Mapping[str, str]] = lambda record: record.env
         self.prepare: Prepare = _as_it_is
+        #: A machine is about to go: what is to be known of it must be looked at now.
+        self.last_look: Callable[[Incarnation], None] = lambda _: None
 
     async def record(self, sandbox_id: str) -> SandboxRecord:
         record = await self.store.sandbox(sandbox_id)
@@ -91,6 +93,7 @@ class Ground:
     ) -> SandboxRecord:
         """The record after the move. Somebody else was first (a delete, or the end of the machine): an error that says
         what it is now."""
+        self.last_look(machine(record))
         moved = await self.store.transition(record.id, record.incarnation, record.state, to, cause, detail, **changes)
         now = await self.record(record.id)
         if not moved:

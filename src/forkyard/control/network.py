@@ -179,10 +179,11 @@ class Networks:
 
     def traffic(self, record: SandboxRecord) -> Traffic:
         """Of all its machines, up to now."""
-        self._look(machine(record))
+        self.last_look(machine(record))
         return _sum(record.traffic, self._unsaved.get(record.id, Traffic()))
 
-    def _look(self, incarnation: Incarnation) -> None:
+    def last_look(self, incarnation: Incarnation) -> None:
+        """Take over what its door has counted by now."""
         now, before = self._ground.host.traffic(incarnation), self._seen.get(incarnation, Traffic())
         if now == before:
             return
@@ -196,7 +197,7 @@ class Networks:
         """Called every second or so with all living sandboxes."""
         current = {machine(record) for record in records if record.state not in ENDED}
         for incarnation in current:
-            self._look(incarnation)
+            self.last_look(incarnation)
         for gone in self._seen.keys() - current:
             del self._seen[gone]
         if self._ground.activity.clock() - self._saved_at >= SAVE_EVERY_S:

@@ -66,7 +66,7 @@ class ControlPlane:
         self.secrets = Secrets(store, vault or Vault())
         self.networks = Networks(self.ground, self.secrets, authority, recordings)
         self.ground.network_of, self.ground.env_of = self.networks.of, self.networks.env
-        self.ground.prepare = self.networks.prepare
+        self.ground.prepare, self.ground.last_look = self.networks.prepare, self.networks.last_look
         self.secrets.changed = self.networks.secret_changed
         self.egress = Egress(self.ground, self.networks)
         self.removal = Removal(self.ground)

@@ -16,8 +16,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -133,10 +132,8 @@ class Previews:
         except SandboxNotFound:
             raise GuestUnreachable(f"the machine of sandbox {record.id} is gone; try again in a moment") from None
 
-    @contextmanager
-    def using(self, sandbox_id: str) -> Iterator[None]:
-        with self._ground.activity.using(sandbox_id):
-            yield
+    def using(self, sandbox_id: str) -> AbstractContextManager[None]:
+        return self._ground.activity.using(sandbox_id)
 
     def touch(self, sandbox_id: str) -> None:
         self._ground.activity.touch(sandbox_id)

@@ -10,7 +10,7 @@ import asyncio
 
 import structlog
 
-from forkyard.control.ground import DESTROY_DEADLINE_S, Ground
+from forkyard.control.ground import DESTROY_DEADLINE_S, Ground, machine
 from forkyard.errors import ForkyardError, OperationTimeout
 from forkyard.hosts.base import Incarnation
 from forkyard.lifecycle import Cause, State
@@ -43,6 +43,7 @@ class Removal:
             record = await ground.record(sandbox_id)  # whoever was first, the record says where it is now
         if record.state is State.DELETED:
             return
+        ground.last_look(machine(record))
         ground.turns.interrupt(sandbox_id)
         async with ground.turns.take(sandbox_id):
             await self.finish(record)

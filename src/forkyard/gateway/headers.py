@@ -43,7 +43,7 @@ _OWN_COOKIE = re.compile(rb"\s*forkyard-[0-9a-f]{16}=")
 _API_KEY = re.compile(rb"\s*(?:bearer\s+)?fy_", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Visit:
     """One request to a preview."""
 
@@ -61,7 +61,7 @@ class Visit:
 
     def __post_init__(self) -> None:
         accepts = any(name == b"accept" and b"text/html" in value for name, value in self.headers)
-        object.__setattr__(self, "html", accepts and self.method in ("GET", "HEAD"))
+        self.html = accepts and self.method in ("GET", "HEAD")
 
     def header(self, wanted: bytes) -> bytes | None:
         for name, value in self.headers:

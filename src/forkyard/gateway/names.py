@@ -7,6 +7,7 @@ Pure. What is given is whatever a client sent.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import re
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ class PathTarget:
     rest: bytes  # what the server in the sandbox is asked for; empty if the slash after the prefix is missing
 
 
+@functools.lru_cache(4096)
 def host_name(header: str) -> str:
     """The name in a Host header: lower case, without port, brackets and the dot of the root."""
     name = header.strip().lower()
@@ -47,6 +49,7 @@ def host_name(header: str) -> str:
     return name.partition(":")[0].removesuffix(".")
 
 
+@functools.lru_cache(4096)
 def host_port(header: str) -> int | None:
     """The port in a Host header."""
     _, colon, digits = header.strip().rpartition(":")
@@ -66,6 +69,7 @@ def is_local(name: str) -> bool:
     return True
 
 
+@functools.lru_cache(4096)
 def of_host(name: str, domain: str | None = None) -> Target | Malformed | None:
     """None: no preview. Below `domain` every name is one; below `localhost` those that look like one."""
     if domain is not None and name.endswith(f".{domain}"):

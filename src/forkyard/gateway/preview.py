@@ -74,8 +74,11 @@ class Gateway:
             if visit is None:
                 _check_origin(scope, self._domain)
             else:
-                with self._proxy.counted(visit.target.sandbox_id):
+                self._proxy.enter(visit.target.sandbox_id)
+                try:
                     await self._serve(visit, scope, receive, answering)
+                finally:
+                    self._proxy.leave(visit.target.sandbox_id)
                 self._answered.inc()
                 if answering.begun_at is not None:
                     self._seconds.observe(answering.begun_at - began)

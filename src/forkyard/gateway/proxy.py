@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -18,7 +18,7 @@ from typing import Self
 from starlette.types import Receive, Send
 
 from forkyard.control.previews import Previews
-from forkyard.errors import BadAnswer, NoCapacity, OperationTimeout, PortClosed
+from forkyard.errors import BadAnswer, NoCapacity, PortClosed
 from forkyard.gateway.headers import Visit, for_client, for_guest
 from forkyard.gateway.upstream import Connection, Hangup, Head, Pool
 from forkyard.store.records import SandboxRecord
@@ -54,19 +54,17 @@ class Proxy:
     def close(self) -> None:
         self._pool.close()
 
-    @contextlib.contextmanager
-    def counted(self, sandbox_id: str) -> Iterator[None]:
-        """One more exchange with this sandbox."""
-        number = self._open.get(sandbox_id, 0) + 1
-        if number > MAX_EXCHANGES:
+    def enter(self, sandbox_id: str) -> None:
+        """One more exchange with this sandbox, until `leave`."""
+        number = self._open.get(sandbox_id, 0)
+        if number >= MAX_EXCHANGES:
             raise NoCapacity(f"{MAX_EXCHANGES} requests to sandbox {sandbox_id} are under way; try again shortly")
-        self._open[sandbox_id] = number
-        try:
-            yield
-        finally:
-            self._open[sandbox_id] -= 1
-            if not self._open[sandbox_id]:
-                del self._open[sandbox_id]
+        self._open[sandbox_id] = number + 1
+
+    def leave(self, sandbox_id: str) -> None:
+        number = self._open.pop(sandbox_id) - 1
+        if number:
+            self._open[sandbox_id] = number
 
     async def serve(self, visit: Visit, receive: Receive, send: Send) -> None:
         """Raises what can be told to the client, as long as the answer has not begun."""
@@ -103,13 +101,7 @@ class Proxy:
         connection.start(request, head_only=exchange.visit.method == "HEAD")
         if not exchange.upload.finished:
             exchange.pump = asyncio.create_task(self._pump(exchange, connection))
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                return await connection.head()
-        except TimeoutError:
-            raise OperationTimeout(
-                f"the server on port {exchange.visit.target.port} did not begin its answer in {ANSWER_S:.0f} s"
-            ) from None
+        return await connection.head(ANSWER_S)
 
     def _end(self, exchange: Exchange) -> None:
         if exchange.pump is not None:
@@ -145,7 +137,8 @@ class Proxy:
                 data, more = await connection.body()
             except (Hangup, BadAnswer):
                 return  # cut off: the client must not take half of it for the whole
-            self._previews.touch(visit.target.sandbox_id)
+            if more:
+                self._previews.touch(visit.target.sandbox_id)
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
 

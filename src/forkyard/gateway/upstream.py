@@ -14,7 +14,7 @@ from typing import cast
 
 import httptools
 
-from forkyard.errors import BadAnswer
+from forkyard.errors import BadAnswer, OperationTimeout
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -79,11 +79,18 @@ class Connection(asyncio.Protocol):
         if self._writable is not None:
             await self._writable
 
-    async def head(self) -> Head:
-        while self._head is None:
-            self._raise()
-            await self._wait()
-        return self._head
+    async def head(self, timeout_s: float) -> Head:
+        timer = self._loop.call_later(timeout_s, self._late, timeout_s)
+        try:
+            while self._head is None:
+                self._raise()
+                await self._wait()
+            return self._head
+        finally:
+            timer.cancel()
+
+    def _late(self, timeout_s: float) -> None:
+        self._fail(OperationTimeout(f"the server in the sandbox did not begin its answer in {timeout_s:.0f} s"))
 
     async def body(self) -> tuple[bytes, bool]:
         """What has come of the body, and whether more follows."""

@@ -14,7 +14,7 @@ import pygit2
 from pygit2.enums import ConfigLevel, ObjectType, RepositoryOpenFlag
 
 from forkyard.errors import HostFailure, RevisionNotFound
-from forkyard.git.names import checked_revision, is_sha
+from forkyard.git.names import checked_revision, has_steps, is_sha
 from forkyard.git.objects import Entry, tree_entries
 from forkyard.models.git import CommitInfo, PersonInfo
 
@@ -44,7 +44,7 @@ def resolved(repo: pygit2.Repository, rev: str) -> pygit2.Object:
     with contextlib.suppress(KeyError, ValueError, pygit2.GitError):
         if is_sha(rev):
             return repo[rev]
-        for namespace in ("refs/heads/", "refs/tags/"):
+        for namespace in () if has_steps(rev) else ("refs/heads/", "refs/tags/"):
             reference = repo.references.get(namespace + rev)
             if reference is not None:
                 return repo[reference.resolve().target]

@@ -16,6 +16,7 @@ MAX_NAME_BYTES = 255
 NO_SHA = "0" * 40
 
 _SHA = re.compile(r"[0-9a-f]{40}")
+_REVISION = re.compile(r"([^~^]+)(?:[~^][0-9]{0,6})*")
 _REF_EVIL = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|^/|/$|\.$|(?:^|/)\.|\.lock(?:/|$)|^-")
 #: Code points that HFS+ ignores in names, so that `.g\u200cit` is `.git` there.
 _HFS_IGNORED = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
@@ -44,14 +45,21 @@ def checked_ref(name: str, kind: str = "branch") -> str:
 
 def checked_revision(rev: str) -> str:
     """A branch, a tag, a commit (also abbreviated) or HEAD, with `~n` and `^n`. Never an option, a range or a path."""
-    bare = re.sub(r"[~^][0-9]*", "", rev)
-    if not bare or rev.startswith("-") or len(rev) > 250 or not _encodable(rev) or (bare != "HEAD" and _bad_base(bare)):
+    found = _REVISION.fullmatch(rev)
+    if (
+        found is None
+        or len(rev) > MAX_REF_BYTES + 10
+        or not _encodable(rev)
+        or found[1] == "@"
+        or _REF_EVIL.search(found[1])
+    ):
         raise InvalidRequest(f"{rev!r} is no revision; give a branch, a tag or a commit", field="rev")
     return rev
 
 
-def _bad_base(bare: str) -> bool:
-    return _REF_EVIL.search(bare) is not None or bare == "@"
+def has_steps(rev: str) -> bool:
+    """`main~2` and not `main`."""
+    return "~" in rev or "^" in rev
 
 
 def checked_path(path: str) -> str:

@@ -114,7 +114,9 @@ class Transfer:
 
 
 def _cgi(repo: Repo, ask: Ask) -> dict[str, str]:
-    """PATH_INFO is ours, made of an id: nothing of the client's URL reaches git."""
+    """PATH_INFO is ours, made of an id: nothing of the client's URL reaches git. There is no CONTENT_LENGTH: told one,
+    the backend waits for that many bytes and spins for ever at the end of a cut request; without, it reads to the end.
+    """
     what = "info/refs" if ask.advertise else ask.service
     given = {
         "GATEWAY_INTERFACE": "CGI/1.1",
@@ -125,7 +127,6 @@ def _cgi(repo: Repo, ask: Ask) -> dict[str, str]:
         "REQUEST_METHOD": "GET" if ask.advertise else "POST",
         "QUERY_STRING": f"service={ask.service}" if ask.advertise else "",
         "CONTENT_TYPE": ask.content_type,
-        "CONTENT_LENGTH": ask.content_length,
         "HTTP_CONTENT_ENCODING": ask.content_encoding,
         "GIT_PROTOCOL": ask.protocol,
         "REMOTE_USER": ask.user,

@@ -126,7 +126,7 @@ class LocalHost:
         await asyncio.gather(*(self._recover(entry, same_boot=entry.boot_id == boot_id) for entry in entries))
         base = self._settings.vm_uid_base
         await self._slots.start(
-            in_use={machine.entry.uid - base for machine in self._machines.values()},
+            in_use={machine.entry.uid - base: machine.vm.pid for machine in self._machines.values()},
             reserved={uid - base for uid in self._journal.uids()},
         )
         await asyncio.gather(*(self._wait_for_agent(machine) for machine in self._machines.values()))

@@ -89,6 +89,7 @@ class Connection:
             verdict, reason = "failed", f"the connection to {self._shown} failed: {why}"
         except asyncio.CancelledError:
             verdict, reason = "failed", "the sandbox's network was shut"
+            owner.cancel()
             raise
         finally:
             if self._relay is not None:
@@ -474,8 +475,7 @@ async def _discard(opening: asyncio.Task[socket.socket]) -> None:
 
 
 async def _owner_or_none(owner: asyncio.Task[SocketOwner | None]) -> SocketOwner | None:
-    if not owner.done():
-        owner.cancel()
+    """The question has its own deadline; it is cut short only if we are."""
     try:
         return await owner
     except (asyncio.CancelledError, Exception):

@@ -32,8 +32,8 @@ from forkyard.net.watch import PrivateOnly, Watch
 
 _TTL_S = 30
 _PORT = 53
-#: The answer waits this long for the guest to say who asked: afterwards the socket may be gone.
-_OWNER_GRACE_S = 0.03
+#: The answer waits at most this long for the guest to say who asked: once it is answered the socket may be gone.
+_OWNER_GRACE_S = 0.1
 _QUERY_BYTES = 1232
 _ANSWER_ADDRESSES = 24
 _AT_ONCE = 64
@@ -60,6 +60,7 @@ class DnsServer:
         self._watch = watch
         self._udp, self._tcp = udp, tcp
         self._tasks: set[asyncio.Task[None]] = set()
+        self._owners: set[asyncio.Task[SocketOwner | None]] = set()
         self._queries = Bucket(_QUERIES_PER_S, _QUERIES_BURST)
         self._new_names = Bucket(_NEW_NAMES_PER_S, _NEW_NAMES_BURST)
         self._asked: dict[str, float] = {}
@@ -81,7 +82,7 @@ class DnsServer:
                 asyncio.get_running_loop().remove_reader(sock.fileno())
         self._udp.close()
         self._tcp.close()
-        tasks = list(self._tasks)
+        tasks = [*self._tasks, *self._owners]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -164,20 +165,25 @@ class DnsServer:
         else:
             found = await self._look_up(name, question.rdtype)
         packet = encode(query, found, tcp=tcp)
+        duration_s = time.monotonic() - started_s
         if not twin:
+
+            def record(asked: asyncio.Task[SocketOwner | None]) -> None:
+                self._watch.record(
+                    "dns",
+                    "failed" if found.failed else "denied" if found.reason else "allowed",
+                    found.reason,
+                    owner=None if asked.cancelled() or asked.exception() else asked.result(),
+                    name=name or raw_name[:253],
+                    address=found.addresses[0] if found.addresses else None,
+                    port=_PORT,
+                    bytes_out=len(data),
+                    bytes_in=len(packet),
+                    duration_s=duration_s,
+                )
+
+            owner.add_done_callback(record)
             await asyncio.wait((owner,), timeout=_OWNER_GRACE_S)
-            self._watch.record(
-                "dns",
-                "failed" if found.failed else "denied" if found.reason else "allowed",
-                found.reason,
-                owner=owner.result() if owner.done() and not owner.cancelled() else None,
-                name=name or raw_name[:253],
-                address=found.addresses[0] if found.addresses else None,
-                port=_PORT,
-                bytes_out=len(data),
-                bytes_in=len(packet),
-                duration_s=time.monotonic() - started_s,
-            )
         return packet
 
     def _owner(
@@ -189,6 +195,8 @@ class DnsServer:
         if task is not None and kind == dns.rdatatype.AAAA:
             return True, task
         task = asyncio.create_task(self._watch.owner("tcp" if tcp else "udp", source_port, DOOR_ADDRESS, _PORT))
+        self._owners.add(task)
+        task.add_done_callback(self._owners.discard)
         if kind == dns.rdatatype.A:
             self._twins[key] = task
             if len(self._twins) > _TWINS:
@@ -217,7 +225,9 @@ class DnsServer:
             return Answer(dns.rcode.SERVFAIL, reason=f"{name} could not be resolved: {error}", failed=True)
         except PrivateOnly as error:
             return Answer(dns.rcode.NXDOMAIN, reason=str(error))
-        return Answer(dns.rcode.NOERROR if addresses else dns.rcode.NXDOMAIN, tuple(addresses[:_ANSWER_ADDRESSES]))
+        if not addresses:
+            return Answer(dns.rcode.NXDOMAIN, reason=f"{name} has no IPv4 address, says this host", failed=True)
+        return Answer(dns.rcode.NOERROR, tuple(addresses[:_ANSWER_ADDRESSES]))
 
     def _too_much(self, name: str) -> str | None:
         """Why a name may not be looked up although the policy allows it."""

@@ -43,19 +43,39 @@ async def create(namespace: Path, furnish: Callable[[], None]) -> None:
     """A new network namespace that lasts until it is removed; `furnish` is called inside. If that fails, it is gone."""
 
     def make() -> None:
-        namespace.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         _check(_libc.unshare(_CLONE_NEWNET), "cannot make a network namespace")
-        namespace.touch(mode=0o444, exist_ok=False)
+        _mount(Path(f"/proc/self/task/{threading.get_native_id()}/ns/net"), namespace)
         try:
-            here = f"/proc/self/task/{threading.get_native_id()}/ns/net"
-            mounted = _libc.mount(here.encode(), os.fsencode(namespace), None, _MS_BIND, None)
-            _check(mounted, f"cannot keep a network namespace at {namespace}")
             furnish()
         except BaseException:
             remove(namespace)
             raise
 
     await _in_thread(make)
+
+
+def keep(namespace: Path, pid: int) -> None:
+    """Make sure that this is where the namespace of a process is to be found. Who started the process may have seen other
+    mounts than we do."""
+    its = Path(f"/proc/{pid}/ns/net")
+    try:
+        if namespace.stat().st_ino == its.stat().st_ino:
+            return
+    except FileNotFoundError:
+        pass
+    remove(namespace)
+    _mount(its, namespace)
+
+
+def _mount(source: Path, namespace: Path) -> None:
+    namespace.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    namespace.touch(mode=0o444, exist_ok=False)
+    try:
+        mounted = _libc.mount(os.fsencode(source), os.fsencode(namespace), None, _MS_BIND, None)
+        _check(mounted, f"cannot keep a network namespace at {namespace}")
+    except BaseException:
+        remove(namespace)
+        raise
 
 
 def remove(namespace: Path) -> None:

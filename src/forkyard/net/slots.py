@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import socket
 import subprocess
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import structlog
@@ -36,6 +36,7 @@ BACKLOG = 1024
 MOST_CONNECTIONS = 8192
 COMMAND_TIMEOUT_S = 30.0
 RETRY_S = 5.0
+QUIET_S = 0.25
 
 _LINKS = f"""\
 tuntap add {TAP} mode tap vnet_hdr
@@ -59,6 +60,7 @@ table inet slot {{
     meta nfproto ipv6 drop
     ct state established,related accept
     meta l4proto tcp ct state new ct count over {MOST_CONNECTIONS} reject with tcp reset
+    meta l4proto udp ct state new ct count over {MOST_CONNECTIONS} drop
     ct state new ip saddr {GUEST_ADDRESS} ip daddr {DOOR_ADDRESS} tcp dport {{ {DNS_PORT}, {DOOR_PORT} }} accept
     ct state new ip saddr {GUEST_ADDRESS} ip daddr {DOOR_ADDRESS} udp dport {DNS_PORT} accept
     meta l4proto tcp reject with tcp reset
@@ -77,6 +79,8 @@ _SYSCTLS = {
     f"ipv4/conf/{TAP}/accept_redirects": "0",
     # A connection is only one if its beginning was seen: see above.
     "netfilter/nf_conntrack_tcp_loose": "0",
+    # One DNS query is one of these.
+    "netfilter/nf_conntrack_udp_timeout": "5",
 }
 
 
@@ -95,11 +99,11 @@ class Slots:
     def path(self, number: int) -> Path:
         return DIRECTORY / f"{self._prefix}{number}"
 
-    async def start(self, in_use: Collection[int], reserved: Collection[int] = ()) -> None:
-        """Remove what an earlier daemon left, but for the slots of machines that live on (`in_use`). `reserved`
-        numbers belong to somebody without a slot."""
+    async def start(self, in_use: Mapping[int, int], reserved: Collection[int] = ()) -> None:
+        """Remove what an earlier daemon left, but for the slots of machines that live on: `in_use` has the pid of each.
+        `reserved` numbers belong to somebody without a slot."""
         self._claimed |= {*in_use, *reserved}
-        await asyncio.to_thread(self._remove_all_but, set(in_use))
+        await asyncio.to_thread(self._take_over, in_use)
         if self._spare:
             self._refiller = asyncio.create_task(self._refill(), name="refill slots")
 
@@ -159,6 +163,9 @@ class Slots:
                 self._wanted.clear()
                 await self._wanted.wait()
                 continue
+            await asyncio.sleep(QUIET_S)  # whoever has just taken one needs the CPU more
+            if number in self._claimed:
+                continue
             task = self._making[number] = asyncio.create_task(self._make_spare(number))
             try:
                 await task
@@ -184,11 +191,16 @@ class Slots:
         except OSError as error:
             raise HostFailure(f"no network slot could be made: {error}; `forkyard doctor` may tell why") from error
 
-    def _remove_all_but(self, keep: set[int]) -> None:
-        kept = {self.path(number) for number in keep}
+    def _take_over(self, in_use: Mapping[int, int]) -> None:
+        kept = {self.path(number): pid for number, pid in in_use.items()}
         for path in DIRECTORY.glob(f"{self._prefix}*"):
             if path not in kept:
                 namespace.remove(path)
+        for path, pid in kept.items():
+            try:
+                namespace.keep(path, pid)
+            except OSError as error:
+                log.error("a machine has lost its network", slot=path.name, error=str(error))
 
 
 async def open_listeners(slot: Path) -> Listeners:

@@ -20,7 +20,7 @@ router = APIRouter(prefix="/recordings", tags=["network"], route_class=BoundedRo
 _Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
-@router.get("", response_model=Page[RecordingInfo], summary="List recordings")
+@router.get("", response_model=Page[RecordingInfo], summary="List recordings", responses=documented(NotFound))
 async def list_(control: Control) -> Response:
     return answer(Page[RecordingInfo](items=await _recordings(control).list()))
 

@@ -1,0 +1,124 @@
+"""Large files, with the real git-lfs client where it is installed; the wire by hand for what it would never send."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from .git_yard import GitYard
+from .sdk_daemon import Daemon, running_daemon
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with running_daemon() as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def yard(daemon: Daemon, tmp_path: Path) -> GitYard:
+    return GitYard(daemon, tmp_path)
+
+
+def lfs(yard: GitYard, repo: str, method: str, path: str, token: str | None = None, **given: Any) -> httpx.Response:
+    url = f"{yard.url(repo, '')}/info/lfs/{path}"
+    auth = ("x", yard.daemon.key if token is None else token)
+    return httpx.request(method, url, auth=auth, trust_env=False, timeout=30, **given)
+
+
+def batch(yard: GitYard, repo: str, operation: str, oid: str, size: int, **given: Any) -> httpx.Response:
+    body = {"operation": operation, "transfers": ["basic"], "objects": [{"oid": oid, "size": size}]}
+    return lfs(yard, repo, "POST", "objects/batch", json=body, **given)
+
+
+@pytest.mark.skipif(shutil.which("git-lfs") is None, reason="git-lfs is not installed")
+def test_the_real_client_uploads_downloads_and_locks(yard: GitYard) -> None:
+    repo = yard.repo("large-files")
+    work = yard.clone("large-files", "up")
+    yard.run("lfs", "install", "--local", cwd=work)
+    yard.run("lfs", "track", "*.bin", cwd=work)
+    data = os.urandom(3_000_000)
+    yard.commit(work, {"big.bin": data})
+    yard.run("push", "--quiet", "origin", "HEAD", cwd=work)
+    pointer = yard.run("cat-file", "-p", "HEAD:big.bin", cwd=yard.bare(repo)).stdout
+    assert pointer.startswith("version https://git-lfs")
+    down = yard.root / "down"
+    yard.run("-c", "filter.lfs.smudge=git-lfs smudge -- %f", "-c", "filter.lfs.required=true", "clone", "--quiet", yard.url("large-files"), str(down))  # fmt: skip
+    assert (down / "big.bin").read_bytes() == data
+    with yard.api as api:
+        other = api.post("/git/repos/large-files/tokens", json={}).json()["token"]
+    yard.run("lfs", "lock", "big.bin", cwd=work)
+    assert "big.bin" in yard.run("lfs", "locks", cwd=work).stdout
+    yard.run("remote", "set-url", "origin", yard.url("large-files", other), cwd=work)
+    refused = yard.run("lfs", "unlock", "big.bin", cwd=work, check=False)
+    assert refused.returncode != 0
+    yard.run("lfs", "unlock", "--force", "big.bin", cwd=work)
+    assert yard.run("lfs", "locks", cwd=work).stdout.strip() == ""
+    yard.fsck(repo)
+
+
+def test_an_object_is_checked_before_it_is_kept(yard: GitYard) -> None:
+    yard.repo("checked")
+    data = b"the right bytes"
+    oid = hashlib.sha256(data).hexdigest()
+    wrong = lfs(yard, "checked", "PUT", f"objects/{oid}", content=b"other bytes")
+    assert wrong.status_code == 422
+    assert "error" in batch(yard, "checked", "download", oid, len(data)).json()["objects"][0]
+    assert lfs(yard, "checked", "PUT", f"objects/{oid}", content=data).status_code == 200
+    answer = batch(yard, "checked", "download", oid, len(data)).json()["objects"][0]
+    assert answer["actions"]["download"]["href"].endswith(oid)
+    assert lfs(yard, "checked", "GET", f"objects/{oid}").content == data
+    rest = lfs(yard, "checked", "GET", f"objects/{oid}", headers={"Range": "bytes=4-"})
+    assert (rest.status_code, rest.content) == (206, data[4:])
+    assert lfs(yard, "checked", "POST", "objects/verify", json={"oid": oid, "size": len(data)}).status_code == 200
+    assert lfs(yard, "checked", "POST", "objects/verify", json={"oid": oid, "size": 1}).status_code == 404
+    assert "actions" not in batch(yard, "checked", "upload", oid, len(data)).json()["objects"][0]
+
+
+def test_an_object_over_quota_is_refused_before_and_while_it_comes(yard: GitYard) -> None:
+    repo = yard.repo("full", quota_mib=1)
+    data = os.urandom(2_000_000)
+    oid = hashlib.sha256(data).hexdigest()
+    assert batch(yard, "full", "upload", oid, len(data)).json()["objects"][0]["error"]["code"] == 413
+    assert lfs(yard, "full", "PUT", f"objects/{oid}", content=data).status_code == 413
+    assert not [path for path in (yard.bare(repo).with_suffix(".lfs")).rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", "objects/batch", {"operation": "upload"}, 422),
+        ("POST", "objects/batch", {"operation": "steal", "objects": []}, 422),
+        ("POST", "objects/batch", {"operation": "download", "objects": [{"oid": "../../x", "size": 1}]}, 422),
+        ("POST", "objects/batch", {"operation": "download", "objects": [{"oid": "a" * 64, "size": -1}]}, 422),
+        ("POST", "objects/batch", {"operation": "download", "objects": [7]}, 422),
+        ("POST", "locks", {"path": "../x"}, 422),
+        ("POST", "locks/none/unlock", {}, 404),
+        ("GET", "objects/../../HEAD", None, 404),
+        ("GET", f"objects/{'a' * 64}", None, 404),
+        ("DELETE", "objects/batch", {}, 404),
+    ],
+)
+def test_what_is_not_understood_is_refused(yard: GitYard, method: str, path: str, body: Any, status: int) -> None:
+    with yard.api as api:
+        api.post("/git/repos", json={"name": "strict"})
+    assert lfs(yard, "strict", method, path, **({} if body is None else {"json": body})).status_code == status
+
+
+def test_a_read_token_downloads_and_does_not_upload_or_lock(yard: GitYard) -> None:
+    yard.repo("readers")
+    with yard.api as api:
+        token = api.post("/git/repos/readers/tokens", json={"permission": "read"}).json()["token"]
+    assert batch(yard, "readers", "download", "a" * 64, 1, token=token).status_code == 200
+    assert batch(yard, "readers", "upload", "a" * 64, 1, token=token).status_code == 403
+    assert lfs(yard, "readers", "PUT", f"objects/{'a' * 64}", token=token, content=b"x").status_code == 403
+    assert lfs(yard, "readers", "POST", "locks", token=token, json={"path": "a"}).status_code == 403
+    refused = lfs(yard, "readers", "GET", "locks", token="fyt_wrong")
+    assert refused.status_code == 401 and "lfs-authenticate" in refused.headers
