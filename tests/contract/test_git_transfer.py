@@ -84,7 +84,7 @@ def test_a_fetch_gets_what_was_pushed_since(yard: GitYard) -> None:
 def test_a_pack_of_many_megabytes_goes_through_in_chunks(yard: GitYard) -> None:
     repo = yard.repo("large")
     work = yard.clone("large", "up")
-    yard.commit(work, {"a.bin": os.urandom(24_000_000)})
+    yard.commit(work, {"a.bin": os.urandom(12_000_000)})
     yard.run("-c", "http.postBuffer=100000", "push", "--quiet", "origin", "HEAD", cwd=work)
     down = yard.clone("large", "down")
     assert (down / "a.bin").read_bytes() == (work / "a.bin").read_bytes()
@@ -285,7 +285,7 @@ def wait_for_quiet(yard: GitYard, repo: dict[str, object]) -> None:
 def test_a_fetch_whose_client_goes_away_ends(yard: GitYard) -> None:
     repo = yard.repo("left")
     work = yard.clone("left", "left")
-    sha = yard.commit(work, {"a.bin": os.urandom(20_000_000)})
+    sha = yard.commit(work, {"a.bin": os.urandom(12_000_000)})
     yard.run("push", "--quiet", "origin", "HEAD", cwd=work)
     want = pkt(f"want {sha} side-band-64k ofs-delta\n".encode()) + b"0000" + pkt(b"done\n")
     auth = base64.b64encode(f"x:{yard.daemon.key}".encode()).decode()
@@ -349,10 +349,10 @@ def test_trees_that_would_leave_the_checkout_are_refused(yard: GitYard) -> None:
 
 
 def test_a_blob_over_quota_is_refused_and_the_client_hears_why(yard: GitYard) -> None:
-    repo = yard.repo("small", quota_mib=10, source={"type": "files", "files": [{"path": "a", "content": "a"}]})
+    repo = yard.repo("small", quota_mib=2, source={"type": "files", "files": [{"path": "a", "content": "a"}]})
     before = tip(yard, "small")
     work = yard.clone("small", "big")
-    yard.commit(work, {"big.bin": os.urandom(20_000_000)})
+    yard.commit(work, {"big.bin": os.urandom(4_000_000)})
     done = yard.run("push", cwd=work, check=False)
     assert done.returncode != 0
     assert "exceeds maximum allowed size" in done.stderr

@@ -146,7 +146,7 @@ def test_the_host_its_networks_the_door_and_ipv6_are_out_of_reach(scene: Scene) 
     scene.net.seen()
     found = scene.attack("places", GOOD, EVIL, PRIVATE, METADATA, HOST, EVIL6, api_port(scene))
     for name, answer in found.items():
-        assert "200 OK" not in answer and "this is" not in answer and "forkyard" not in answer.lower(), (name, answer)
+        assert not any(sign in answer for sign in ("200 OK", "this is", '"status"')), (name, answer)
     assert scene.leaks() == []
 
 
@@ -166,7 +166,7 @@ def test_floods_slow_down_nobody_else(scene: Scene) -> None:
     with ThreadPoolExecutor() as pool:
         for attack in (
             ("many_connections", GOOD, 9000, 10_000, 60),
-            ("many_connections", EVIL, 80, 10_000, 60),
+            ("many_connections", EVIL, 80, 10_000, 10),
             ("half_open", GOOD, 8),
             ("giant_dns", GOOD),
         ):
