@@ -47,9 +47,10 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 class ExecSpec:
     """What to run; made from the arguments of a request."""
 
-    __slots__ = ("account", "argv", "cols", "command", "cwd", "env", "label", "pty", "rows", "stdin", "timeout_s")
+    __slots__ = ("account", "argv", "cols", "command", "cwd", "env", "label", "plain", "pty", "rows", "stdin", "timeout_s")
 
     argv: list[str]
+    plain: list[str] | None
     command: str | list[str]
     cwd: str
     env: dict[str, str]
@@ -107,6 +108,7 @@ class Exec:
                 stderr=theirs[-1],
                 cgroup=self.cgroup,
                 terminal=spec.pty,
+                plain=spec.plain,
             )
         except BaseException:
             for fd in ours:
