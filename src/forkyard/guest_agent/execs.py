@@ -47,7 +47,20 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 class ExecSpec:
     """What to run; made from the arguments of a request."""
 
-    __slots__ = ("account", "argv", "cols", "command", "cwd", "env", "label", "plain", "pty", "rows", "stdin", "timeout_s")
+    __slots__ = (
+        "account",
+        "argv",
+        "cols",
+        "command",
+        "cwd",
+        "env",
+        "label",
+        "plain",
+        "pty",
+        "rows",
+        "stdin",
+        "timeout_s",
+    )
 
     argv: list[str]
     plain: list[str] | None

@@ -26,7 +26,7 @@ _SHELL_WORDS = frozenset(
     ". : alias bg bind break builtin caller case cd command compgen complete compopt continue coproc declare dirs disown do "
     "done echo elif else enable esac eval exec exit export fc fg fi for function getopts hash help history if in jobs kill "
     "let local logout mapfile popd printf pushd pwd read readarray readonly return select set shift shopt source suspend "
-    "test then time times trap type typeset ulimit umask unalias unset until wait while".split()
+    "test then time times trap type typeset ulimit umask unalias unset until wait while".split()  # noqa: SIM905
 )
 
 
@@ -140,7 +140,12 @@ def plain_words(command: str, env: dict[str, str]) -> list[str] | None:
     if command.strip(_PLAIN):
         return None
     words = command.split(" ")
-    if words[0] in _SHELL_WORDS or "" in words or "BASH_ENV" in env or any(name.startswith("BASH_FUNC_") for name in env):
+    if (
+        words[0] in _SHELL_WORDS
+        or "" in words
+        or "BASH_ENV" in env
+        or any(name.startswith("BASH_FUNC_") for name in env)
+    ):
         return None
     return words
 
