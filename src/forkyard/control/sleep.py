@@ -65,7 +65,8 @@ class Sleep:
         if self._wanted(sandbox_id, if_idle_for_s):
             return record
         last_active_at = ground.activity.last_at(sandbox_id)
-        record = await ground.move(record, State.PAUSING, cause, last_active_at=last_active_at)
+        # Not durable, this and what follows, while its memory is not on disk: a power cut ends it, paused or not.
+        record = await ground.move(record, State.PAUSING, cause, last_active_at=last_active_at, durable=False)
         # A call counts itself before it reads the state. So one that still saw `running` is counted by now, and one
         # that is not counted yet will see `pausing` and wake it.
         if self._wanted(sandbox_id, if_idle_for_s):
@@ -84,7 +85,7 @@ class Sleep:
         except Exception as error:
             await ground.move_back(record, State.RUNNING, Cause.PAUSE_FAILED, error)
             raise known(error, "pause", sandbox_id) from error
-        record = await ground.move(record, State.PAUSED, cause)
+        record = await ground.move(record, State.PAUSED, cause, durable=False)
         self.note_hot(record)
         return record
 
@@ -132,7 +133,7 @@ class Sleep:
         paused = record
         admission = partial(ground.admission, record.shape.memory_mib, sandbox_id=sandbox_id)
         record = await self._room.in_memory(
-            lambda: ground.move(paused, State.RESUMING, cause, admit=admission()), cooler=self
+            lambda: ground.move(paused, State.RESUMING, cause, admit=admission(), durable=False), cooler=self
         )
         template = None
         try:
@@ -153,7 +154,11 @@ class Sleep:
             raise known(error, "resume", sandbox_id) from error
         ground.hot.pop(sandbox_id, None)
         ground.activity.touch(sandbox_id)
-        return await ground.move(record, State.RUNNING, cause, next_incarnation=now.number, template=template)
+        # The same machine goes on in memory, or another took its place: that one must not be forgotten.
+        same = now == machine(record)
+        return await ground.move(
+            record, State.RUNNING, cause, next_incarnation=now.number, template=template, durable=not same
+        )
 
     # ── cool ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -176,6 +181,7 @@ class Sleep:
         await self._room.on_disk(record.shape.memory_mib * MIB, f"the memory of sandbox {sandbox_id}", spare=sandbox_id)
         try:
             async with asyncio.timeout(COOL_DEADLINE_S):
+                await ground.store.sync()  # that it is paused: its memory will be found only by a record that says so
                 await ground.host.cool(machine(record))
         except TimeoutError:
             raise OperationTimeout(f"it was not on disk within {COOL_DEADLINE_S:.0f} s") from None
