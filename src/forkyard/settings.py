@@ -63,6 +63,9 @@ class Settings(BaseSettings):
     quota_creates_per_minute: int | None = Field(
         None, ge=0, description="Most sandboxes one API key may create in a minute, forks included."
     )
+    fault_file: Path | None = Field(
+        None, description="For tests: the daemon stops itself (SIGSTOP) at the step that this file names."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
     log_json: bool = Field(False, description="Log as JSON lines.")
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import structlog
 
 from forkyard.errors import ForkyardError, HostFailure, InternalError, SandboxNotFound
+from forkyard.faults import reached
 from forkyard.guest.base import Connector, Guest, Identity
 from forkyard.host.foundry import Foundry, Origin, Shell
 from forkyard.host.journal import Entry, Journal, Phase, host_boot_id, settled_disk
@@ -185,9 +186,11 @@ class LocalHost:
         try:
             async with self._instant(source) as (files, paused_ms):
                 origin = Origin(base, files)
+                reached("fork.captured")
 
                 async def one(child: Incarnation, shell: asyncio.Future[Shell]) -> Created:
                     machine = await self._foundry.restore(child, shape, origin, env, await shell)
+                    reached("fork.child_answered")
                     return self._keep(child, machine)
 
                 pairs = list(zip(children, shells, strict=True))
@@ -209,7 +212,9 @@ class LocalHost:
             await machine.kill()
         if entry is None:
             return
+        reached("destroy.killed")
         await self._foundry.remove(entry)
+        reached("destroy.removed")
         if entry.memory is not None:
             await asyncio.to_thread(self._snapshots.delete, entry.memory)
         self._resting.pop(incarnation, None)
@@ -220,8 +225,10 @@ class LocalHost:
     async def pause(self, incarnation: Incarnation) -> None:
         machine = self._machine(incarnation)
         await machine.vm.stop()
+        reached("pause.stopped")
         machine.awake(False)
         machine.entry = self._journal.write(replace(machine.entry, phase=Phase.PAUSED))
+        reached("pause.journalled")
 
     async def cool(self, incarnation: Incarnation) -> None:
         if incarnation in self._resting:
@@ -229,13 +236,17 @@ class LocalHost:
         machine = self._machine(incarnation)
         memory = f"memory-{machine.entry.vm_id}"
         async with self._captured(machine, seal=False) as (files, _):
+            reached("cool.captured")
             await self._write(memory, machine.entry, files)
+        reached("cool.written")
         entry = await asyncio.to_thread(
             self._journal.write, replace(machine.entry, phase=Phase.COLD, memory=memory), durable=True
         )
+        reached("cool.journalled")
         del self._machines[incarnation]
         self._resting[incarnation] = machine.entry = entry
         await machine.kill()
+        reached("cool.ended")
         await self._driver.reclaim(self._journal.record(entry))
         self._foundry.release_uid(entry.uid)
         seal(entry.disk)
@@ -244,13 +255,16 @@ class LocalHost:
         machine = self._machines.get(incarnation)
         if machine is not None:
             await machine.vm.cont()
+            reached("resume_hot.continued")
             machine.awake(True)
             guest = await machine.reachable(self._settings.create_timeout_s)
             # The clock stood still with the machine.
             await guest.adopt_identity(
                 Identity(incarnation.sandbox_id, incarnation.sandbox_id, os.urandom(64), machine.entry.env)
             )
+            reached("resume_hot.answered")
             machine.entry = self._journal.write(replace(machine.entry, phase=Phase.RUNNING))
+            reached("resume_hot.journalled")
             return incarnation
         entry = self._resting_entry(incarnation)
         if entry.memory is None:
@@ -258,9 +272,11 @@ class LocalHost:
                 f"the memory of sandbox {incarnation.sandbox_id} is gone; boot from its disk: resume(memory=False)"
             )
         async with self._saved(entry.memory) as origin:
+            reached("resume_cold.loaded")
             # Through the entry, not the snapshot: the same memory, on an overlay of its own.
             shell = self._pool.take_shell(origin.base, entry.shape, origin.files.ram)
             machine = await self._foundry.restore(successor, entry.shape, origin, entry.env, shell)
+            reached("resume_cold.answered")
         self._keep(successor, machine)
         return successor
 
@@ -307,7 +323,9 @@ class LocalHost:
             return SnapshotMade(saved.size_bytes, 0.0)
         machine = self._machine(incarnation)
         async with self._captured(machine, seal=True) as (files, paused_ms):
+            reached("snapshot.captured")
             saved = await self._write(snapshot_id, machine.entry, files)
+        reached("snapshot.written")
         return SnapshotMade(saved.size_bytes, paused_ms)
 
     async def _write(self, snapshot_id: str, entry: Entry, files: SnapshotFiles) -> Saved:
@@ -326,6 +344,7 @@ class LocalHost:
     async def _restored(self, incarnation: Incarnation, spec: CreateSpec) -> Created:
         assert spec.snapshot_id is not None
         async with self._saved(spec.snapshot_id) as origin:
+            reached("rollback.loaded")
             shape = self._snapshots.read(spec.snapshot_id).shape
             shell = self._pool.take_shell(origin.base, shape, origin.files.ram)
             machine = await self._foundry.restore(incarnation, shape, origin, spec.env, shell)
