@@ -79,6 +79,7 @@ class ExitKind(StrEnum):
     KILLED = "killed"  # by us
     SHUTDOWN = "shutdown"  # the guest powered off
     PANIC = "panic"  # the guest kernel panicked
+    OUT_OF_MEMORY = "out_of_memory"  # the guest kernel panicked for want of memory
     CRASHED = "crashed"  # the hypervisor died
 
 

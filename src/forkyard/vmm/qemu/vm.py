@@ -30,6 +30,8 @@ LOAD_TIMEOUT_S = 30.0
 KILL_TIMEOUT_S = 30.0
 #: Each makes up to two mappings, and a process may have 65530 (vm.max_map_count). Smaller runs beyond that are copied.
 MAX_MAPPED_RUNS = 16_000
+#: In the last words of a kernel that had no memory left: nobody to kill, or told to panic (`vm.panic_on_oom`).
+OUT_OF_MEMORY = ("out of memory", "deadlocked on memory")
 CONSOLE_LOG_BYTES = 256 * 1024  # of a sandbox; a template's boot log is whole
 
 
@@ -78,6 +80,8 @@ def guest_end(run_state: str, reason: str, console: str) -> VmExit | None:
     if run_state == "guest-panicked" or (reason == "guest-reset" and "Kernel panic - not syncing" in console):
         line = next((line for line in reversed(console.splitlines()) if "Kernel panic" in line), "")
         cause = line.partition("Kernel panic - not syncing: ")[2][:200].strip()
+        if any(words in cause.lower() for words in OUT_OF_MEMORY):
+            return VmExit(ExitKind.OUT_OF_MEMORY, f"the guest ran out of memory: {cause}; give it more memory_mib")
         return VmExit(ExitKind.PANIC, "the guest kernel panicked" + (f": {cause}" if cause else ""))
     if run_state == "shutdown" and reason == "guest-reset":
         return VmExit(ExitKind.SHUTDOWN, "the guest rebooted, which ends a sandbox; create a new one")
@@ -323,7 +327,7 @@ class QemuVm:
         if self._killed:
             return VmExit(ExitKind.KILLED, "ended by Forkyard")
         if self._cgroups.out_of_memory(self._record.vm_id):
-            return VmExit(ExitKind.CRASHED, "QEMU used more memory than its limit and was ended by the kernel")
+            return VmExit(ExitKind.CRASHED, "killed by the host: QEMU used more memory than its limit")
         said = await asyncio.to_thread(tail, qemu_log(self._record), 500)
         return VmExit(ExitKind.CRASHED, f"QEMU {status}" + (f"; it said: {said}" if said else ""))
 
