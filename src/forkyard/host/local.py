@@ -24,6 +24,7 @@ import structlog
 from forkyard.errors import ForkyardError, HostFailure, InternalError, SandboxNotFound
 from forkyard.faults import reached
 from forkyard.guest.base import Connector, Guest, Identity
+from forkyard.host.chains import Chains
 from forkyard.host.foundry import Foundry, Origin, Shell
 from forkyard.host.journal import Entry, Journal, Phase, host_boot_id, settled_disk
 from forkyard.host.machine import Machine
@@ -65,6 +66,7 @@ class LocalHost:
         self._journal = Journal(settings.state_dir / "vms")
         self._disks = Disks(settings.state_dir / "disks")
         self._snapshots = Snapshots(settings.state_dir / "snapshots")
+        self._chains = Chains(self._disks)
         self._machines: dict[Incarnation, Machine] = {}
         #: Machines without a process: asleep on disk, shut down, or dead.
         self._resting: dict[Incarnation, Entry] = {}
@@ -129,6 +131,7 @@ class LocalHost:
             machine = Machine(entry, vm, None, self._connect, self._machine_ended)
             machine.awake(entry.phase is Phase.RUNNING)
             self._machines[entry.owner or Incarnation("", 0)] = machine
+            self._chains.look_after(machine)
             log.info("vm adopted", vm=entry.vm_id, pid=vm.pid, phase=entry.phase)
             return
         await self._driver.reclaim(record)
@@ -148,6 +151,7 @@ class LocalHost:
 
     async def stop(self, *, destroy: bool = False) -> None:
         await self._pool.stop()
+        await self._chains.stop()
         await self._collect_disks()
         if destroy:
             for incarnation in [*self._machines, *self._resting]:
@@ -363,6 +367,8 @@ class LocalHost:
 
     @contextlib.asynccontextmanager
     async def _captured(self, machine: Machine, *, seal: bool) -> AsyncIterator[tuple[SnapshotFiles, float]]:
+        if seal:
+            await self._chains.before_capture(machine)
         name = self._settings.ram_dir / f"capture-{secrets.token_hex(6)}"
         layer, device_state = name.with_suffix(".layer"), name.with_suffix(".state")
         before = machine.entry
@@ -379,6 +385,7 @@ class LocalHost:
                 machine.entry = self._journal.write(replace(machine.entry, disk=machine.vm.disk, next_disk=None))
                 if next_disk is not None:
                     self._disks.release(next_disk)
+                    self._chains.look_after(machine)
             paused_ms = captured.paused_ms if before.phase is Phase.RUNNING else 0.0
             ram = self._settings.ram_dir / f"{before.base}.ram"
             yield SnapshotFiles(ram, device_state, captured.disk, layer), paused_ms
@@ -444,6 +451,7 @@ class LocalHost:
 
     def _keep(self, incarnation: Incarnation, machine: Machine) -> Created:
         self._machines[incarnation] = machine
+        self._chains.look_after(machine)
         return Created(machine.entry.base, machine.entry.milestones)
 
     def _ram_of(self, incarnation: Incarnation) -> tuple[Shape, str, Path]:

@@ -126,6 +126,12 @@ class Vm(Protocol):
         synced: durability is the host's affair."""
         ...
 
+    async def flatten(self, base: Path) -> None:
+        """Copy what lies between the disk and `base`, which it rests on, into the disk, so that it rests on `base` itself.
+        While the VM goes on; nothing between is changed. A capture, or the end of the VM, cuts it off: then the chain is as
+        it was."""
+        ...
+
     async def cont(self) -> None:
         """Let the CPUs run."""
         ...

@@ -22,6 +22,7 @@ from forkyard.vmm.qemu.cgroups import Cgroups
 from forkyard.vmm.qemu.cmdline import CONSOLE, CONSOLE_RING_BYTES
 from forkyard.vmm.qemu.disks import Top
 from forkyard.vmm.qemu.finishing import in_thread
+from forkyard.vmm.qemu.flatten import Flatten, cancel_all
 from forkyard.vmm.qemu.process import Process, Status
 from forkyard.vmm.qemu.qmp import Event, Qmp
 from forkyard.vmm.qemu.shim import Range, map_file
@@ -100,6 +101,7 @@ class QemuVm:
         self._live_capture = live_capture
         self._top = Top(1, record.disk)
         self._capturing = asyncio.Lock()
+        self._flattening: asyncio.Task[None] | None = None
         self._qmp: Qmp | None = None
         self._connecting = asyncio.Lock()
         self._stop_asked = False
@@ -213,6 +215,7 @@ class QemuVm:
 
     async def find_disk(self) -> None:
         """Of a VM that another daemon started: which disk it writes to now."""
+        await cancel_all(await self.connect(timeout_s=15.0))
         nodes = await self._execute("query-named-block-nodes", flat=True)
         self._top, prepared = disks.tops(nodes)
         for node in prepared:
@@ -221,6 +224,7 @@ class QemuVm:
     async def capture(self, target: CaptureTarget, *, keep_running: bool) -> Captured:
         async with self._capturing:
             qmp = await self.connect(timeout_s=15.0)
+            await self._stop_flattening(qmp)
             status = str((await qmp.execute("query-status"))["status"])
             if status not in ("running", "paused", "prelaunch"):
                 raise VmCrashed(f"the guest of VM {self._record.vm_id} has ended (QEMU: {status})")
@@ -237,6 +241,20 @@ class QemuVm:
             finally:
                 self._top = capture.top
                 self._stop_asked = asked_before
+
+    async def flatten(self, base: Path) -> None:
+        async with self._capturing:
+            if self._flattening is None or self._flattening.done():
+                flatten = Flatten(await self.connect(timeout_s=15.0), self._top, base)
+                self._flattening = asyncio.create_task(flatten.run(), name=f"flatten {self._record.vm_id}")
+            under_way = self._flattening
+        await asyncio.shield(under_way)
+
+    async def _stop_flattening(self, qmp: Qmp) -> None:
+        """A disk that QEMU copies into cannot be sealed."""
+        if self._flattening is not None and not self._flattening.done():
+            await Flatten(qmp, self._top, self._top.path).cancel()
+            await asyncio.wait({self._flattening})
 
     async def cont(self) -> None:
         self._stop_asked = False
@@ -335,6 +353,9 @@ class QemuVm:
         if self._settling is not None:
             self._settling.cancel()
             await asyncio.wait({self._settling})
+        if self._flattening is not None:
+            self._flattening.cancel()
+            await asyncio.wait({self._flattening})
         if self._qmp is not None:
             await self._qmp.aclose()
 
