@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import structlog
 
+from forkyard import faults
 from forkyard.api.app import create_app
 from forkyard.control.placement import Limits
 from forkyard.control.plane import ControlPlane
@@ -99,6 +100,7 @@ async def checks(settings: Settings) -> list[Check]:
 
 
 async def serve(settings: Settings) -> None:
+    faults.arm(settings.fault_file)
     prepare_directories(settings)
     with _only_daemon(settings), _listening(settings) as sockets:
         async with (

@@ -26,6 +26,7 @@ log = structlog.get_logger(__name__)
 
 _CAUSE_OF = {
     ExitKind.PANIC: Cause.GUEST_PANIC,
+    ExitKind.OUT_OF_MEMORY: Cause.GUEST_OUT_OF_MEMORY,
     ExitKind.SHUTDOWN: Cause.GUEST_SHUTDOWN,
     ExitKind.CRASHED: Cause.VM_CRASHED,
     ExitKind.KILLED: Cause.VM_CRASHED,

@@ -16,6 +16,7 @@ from forkyard.control.removal import Removal
 from forkyard.control.room import MIB, Room
 from forkyard.control.turns import outcome
 from forkyard.errors import ForkyardError, OperationTimeout
+from forkyard.faults import reached
 from forkyard.lifecycle import Cause, State
 from forkyard.models import SandboxInfo
 from forkyard.store.records import SandboxRecord
@@ -71,6 +72,7 @@ class Sleep:
         # that is not counted yet will see `pausing` and wake it.
         if self._wanted(sandbox_id, if_idle_for_s):
             return await ground.move(record, State.RUNNING, Cause.WOKEN, "it was used just as it fell asleep")
+        reached("pause.recorded")
         if record.persistence == "ephemeral":
             return await self._removal.end_in_turn(
                 record, Cause.EPHEMERAL, f"it is ephemeral, and was paused ({cause})"
@@ -135,6 +137,7 @@ class Sleep:
         record = await self._room.in_memory(
             lambda: ground.move(paused, State.RESUMING, cause, admit=admission(), durable=False), cooler=self
         )
+        reached("resume_hot.recorded")
         template = None
         try:
             async with asyncio.timeout(RESUME_DEADLINE_S):
@@ -152,6 +155,7 @@ class Sleep:
         except Exception as error:
             await ground.move_back(record, State.PAUSED, Cause.RESUME_FAILED, error)
             raise known(error, "resume", sandbox_id) from error
+        reached("resume_cold.made")
         ground.hot.pop(sandbox_id, None)
         ground.activity.touch(sandbox_id)
         # The same machine goes on in memory, or another took its place: that one must not be forgotten.

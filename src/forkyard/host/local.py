@@ -23,9 +23,14 @@ from pathlib import Path
 import structlog
 
 from forkyard.errors import ForkyardError, HostFailure, InternalError, SandboxNotFound
+from forkyard.faults import reached
 from forkyard.guest.base import Connector, Guest, Identity
+<<<<<<< HEAD
 from forkyard.host.doorway import Doorway, NewDoor
 from forkyard.host.egress import EgressQueue
+=======
+from forkyard.host.chains import Chains
+>>>>>>> gaps
 from forkyard.host.foundry import Foundry, Origin, Shell
 from forkyard.host.journal import Entry, Journal, Phase, host_boot_id, settled_disk
 from forkyard.host.machine import Machine
@@ -81,6 +86,7 @@ class LocalHost:
         self._journal = Journal(settings.state_dir / "vms", lambda uid: self._slots.path(uid - settings.vm_uid_base))
         self._disks = Disks(settings.state_dir / "disks")
         self._snapshots = Snapshots(settings.state_dir / "snapshots")
+        self._chains = Chains(self._disks)
         self._machines: dict[Incarnation, Machine] = {}
         #: Machines without a process: asleep on disk, shut down, or dead.
         self._resting: dict[Incarnation, Entry] = {}
@@ -160,6 +166,7 @@ class LocalHost:
             machine = Machine(entry, vm, None, self._connect, self._machine_ended, doorway)
             machine.awake(entry.phase is Phase.RUNNING)
             self._machines[entry.owner or Incarnation("", 0)] = machine
+            self._chains.look_after(machine)
             log.info("vm adopted", vm=entry.vm_id, pid=vm.pid, phase=entry.phase)
             return
         await self._driver.reclaim(record)
@@ -179,6 +186,7 @@ class LocalHost:
 
     async def stop(self, *, destroy: bool = False) -> None:
         await self._pool.stop()
+        await self._chains.stop()
         await self._collect_disks()
         if destroy:
             for incarnation in [*self._machines, *self._resting]:
@@ -220,9 +228,15 @@ class LocalHost:
         try:
             async with self._instant(source) as (files, paused_ms):
                 origin = Origin(base, files)
+                reached("fork.captured")
 
                 async def one(child: Incarnation, shell: asyncio.Future[Shell]) -> Created:
+<<<<<<< HEAD
                     machine = await self._foundry.restore(child, shape, origin, env, network, await shell)
+=======
+                    machine = await self._foundry.restore(child, shape, origin, env, await shell)
+                    reached("fork.child_answered")
+>>>>>>> gaps
                     return self._keep(child, machine)
 
                 pairs = list(zip(children, shells, strict=True))
@@ -244,7 +258,9 @@ class LocalHost:
             await machine.kill()
         if entry is None:
             return
+        reached("destroy.killed")
         await self._foundry.remove(entry)
+        reached("destroy.removed")
         if entry.memory is not None:
             await asyncio.to_thread(self._snapshots.delete, entry.memory)
         self._resting.pop(incarnation, None)
@@ -255,8 +271,10 @@ class LocalHost:
     async def pause(self, incarnation: Incarnation) -> None:
         machine = self._machine(incarnation)
         await machine.vm.stop()
+        reached("pause.stopped")
         machine.awake(False)
         machine.entry = self._journal.write(replace(machine.entry, phase=Phase.PAUSED))
+        reached("pause.journalled")
 
     async def cool(self, incarnation: Incarnation) -> None:
         if incarnation in self._resting:
@@ -264,13 +282,17 @@ class LocalHost:
         machine = self._machine(incarnation)
         memory = f"memory-{machine.entry.vm_id}"
         async with self._captured(machine, seal=False) as (files, _):
+            reached("cool.captured")
             await self._write(memory, machine.entry, files)
+        reached("cool.written")
         entry = await asyncio.to_thread(
             self._journal.write, replace(machine.entry, phase=Phase.COLD, memory=memory), durable=True
         )
+        reached("cool.journalled")
         del self._machines[incarnation]
         self._resting[incarnation] = machine.entry = entry
         await machine.kill()
+        reached("cool.ended")
         await self._driver.reclaim(self._journal.record(entry))
         await self._foundry.release(entry)
         seal(entry.disk)
@@ -280,13 +302,16 @@ class LocalHost:
         if machine is not None:
             await machine.doorway.open(incarnation.sandbox_id, network)
             await machine.vm.cont()
+            reached("resume_hot.continued")
             machine.awake(True)
             guest = await machine.reachable(self._settings.create_timeout_s)
             # The clock stood still with the machine.
             await guest.adopt_identity(
                 Identity(incarnation.sandbox_id, incarnation.sandbox_id, os.urandom(64), machine.entry.env)
             )
+            reached("resume_hot.answered")
             machine.entry = self._journal.write(replace(machine.entry, phase=Phase.RUNNING))
+            reached("resume_hot.journalled")
             return incarnation
         entry = self._resting_entry(incarnation)
         if entry.memory is None:
@@ -294,9 +319,15 @@ class LocalHost:
                 f"the memory of sandbox {incarnation.sandbox_id} is gone; boot from its disk: resume(memory=False)"
             )
         async with self._saved(entry.memory) as origin:
+            reached("resume_cold.loaded")
             # Through the entry, not the snapshot: the same memory, on an overlay of its own.
             shell = self._pool.take_shell(origin.base, entry.shape, origin.files.ram)
+<<<<<<< HEAD
             machine = await self._foundry.restore(successor, entry.shape, origin, entry.env, network, shell)
+=======
+            machine = await self._foundry.restore(successor, entry.shape, origin, entry.env, shell)
+            reached("resume_cold.answered")
+>>>>>>> gaps
         self._keep(successor, machine)
         return successor
 
@@ -344,7 +375,9 @@ class LocalHost:
             return SnapshotMade(saved.size_bytes, 0.0)
         machine = self._machine(incarnation)
         async with self._captured(machine, seal=True) as (files, paused_ms):
+            reached("snapshot.captured")
             saved = await self._write(snapshot_id, machine.entry, files)
+        reached("snapshot.written")
         return SnapshotMade(saved.size_bytes, paused_ms)
 
     async def _write(self, snapshot_id: str, entry: Entry, files: SnapshotFiles) -> Saved:
@@ -363,6 +396,7 @@ class LocalHost:
     async def _restored(self, incarnation: Incarnation, spec: CreateSpec) -> Created:
         assert spec.snapshot_id is not None
         async with self._saved(spec.snapshot_id) as origin:
+            reached("rollback.loaded")
             shape = self._snapshots.read(spec.snapshot_id).shape
             shell = self._pool.take_shell(origin.base, shape, origin.files.ram)
             machine = await self._foundry.restore(incarnation, shape, origin, spec.env, spec.network, shell)
@@ -381,6 +415,8 @@ class LocalHost:
 
     @contextlib.asynccontextmanager
     async def _captured(self, machine: Machine, *, seal: bool) -> AsyncIterator[tuple[SnapshotFiles, float]]:
+        if seal:
+            await self._chains.before_capture(machine)
         name = self._settings.ram_dir / f"capture-{secrets.token_hex(6)}"
         layer, device_state = name.with_suffix(".layer"), name.with_suffix(".state")
         before = machine.entry
@@ -397,6 +433,7 @@ class LocalHost:
                 machine.entry = self._journal.write(replace(machine.entry, disk=machine.vm.disk, next_disk=None))
                 if next_disk is not None:
                     self._disks.release(next_disk)
+                    self._chains.look_after(machine)
             paused_ms = captured.paused_ms if before.phase is Phase.RUNNING else 0.0
             ram = self._settings.ram_dir / f"{before.base}.ram"
             yield SnapshotFiles(ram, device_state, captured.disk, layer), paused_ms
@@ -491,6 +528,7 @@ class LocalHost:
 
     def _keep(self, incarnation: Incarnation, machine: Machine) -> Created:
         self._machines[incarnation] = machine
+        self._chains.look_after(machine)
         return Created(machine.entry.base, machine.entry.milestones)
 
     def _ram_of(self, incarnation: Incarnation) -> tuple[Shape, str, Path]:
