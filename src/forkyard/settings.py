@@ -95,18 +95,18 @@ class Settings(BaseSettings):
     quota_creates_per_minute: int | None = Field(
         None, ge=0, description="Most sandboxes one API key may create in a minute, forks included."
     )
-<<<<<<< HEAD
     git_quota_mib: int = Field(
-        10240, ge=1, description="What a hosted repository may occupy, large files included, unless it has its own quota."
+        10240,
+        ge=1,
+        description="What a hosted repository may occupy, large files included, unless it has its own quota.",
     )
     extra_ca_file: Path | None = Field(
         None,
         description="More certificate authorities (PEM) to trust on the way out, besides the system's, where the door "
         "looks into TLS: for secrets, record and replay.",
-=======
+    )
     fault_file: Path | None = Field(
         None, description="For tests: the daemon stops itself (SIGSTOP) at the step that this file names."
->>>>>>> gaps
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
     log_json: bool = Field(False, description="Log as JSON lines.")

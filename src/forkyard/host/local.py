@@ -25,12 +25,9 @@ import structlog
 from forkyard.errors import ForkyardError, HostFailure, InternalError, SandboxNotFound
 from forkyard.faults import reached
 from forkyard.guest.base import Connector, Guest, Identity
-<<<<<<< HEAD
+from forkyard.host.chains import Chains
 from forkyard.host.doorway import Doorway, NewDoor
 from forkyard.host.egress import EgressQueue
-=======
-from forkyard.host.chains import Chains
->>>>>>> gaps
 from forkyard.host.foundry import Foundry, Origin, Shell
 from forkyard.host.journal import Entry, Journal, Phase, host_boot_id, settled_disk
 from forkyard.host.machine import Machine
@@ -231,12 +228,8 @@ class LocalHost:
                 reached("fork.captured")
 
                 async def one(child: Incarnation, shell: asyncio.Future[Shell]) -> Created:
-<<<<<<< HEAD
                     machine = await self._foundry.restore(child, shape, origin, env, network, await shell)
-=======
-                    machine = await self._foundry.restore(child, shape, origin, env, await shell)
                     reached("fork.child_answered")
->>>>>>> gaps
                     return self._keep(child, machine)
 
                 pairs = list(zip(children, shells, strict=True))
@@ -322,12 +315,8 @@ class LocalHost:
             reached("resume_cold.loaded")
             # Through the entry, not the snapshot: the same memory, on an overlay of its own.
             shell = self._pool.take_shell(origin.base, entry.shape, origin.files.ram)
-<<<<<<< HEAD
             machine = await self._foundry.restore(successor, entry.shape, origin, entry.env, network, shell)
-=======
-            machine = await self._foundry.restore(successor, entry.shape, origin, entry.env, shell)
             reached("resume_cold.answered")
->>>>>>> gaps
         self._keep(successor, machine)
         return successor
 
