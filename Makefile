@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 CODE   := src tests examples scripts
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-fast test-vm lint format bench clean
+.PHONY: help setup setup-tests demo up test test-fast test-vm lint format bench clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -19,13 +19,16 @@ demo: setup ## Start a daemon, create sandboxes, run things in them, print what 
 up: setup ## Run the daemon in the foreground
 	@$(BIN)/forkyard up
 
-test: setup lint test-fast test-vm ## Everything CI runs
+test: setup-tests lint test-fast test-vm ## Everything CI runs
+
+setup-tests:
+	@scripts/setup --tests
 
 test-fast: ## Tests without VMs: pure modules, agent on the host, API and SDK on a fake host
 	@$(BIN)/pytest tests/unit tests/contract
 
-test-vm: ## Tests on real VMs
-	@$(BIN)/pytest tests/integration tests/vm
+test-vm: ## Tests on real VMs, and in a browser
+	@$(BIN)/pytest tests/integration tests/vm tests/web
 
 lint: ## Format, lint, types, import rules, generated files
 	@$(BIN)/ruff format --check -q $(CODE) && $(BIN)/ruff check -q $(CODE)

@@ -271,6 +271,7 @@ def _bound(host: str, port: int, setting: str) -> socket.socket:
     tcp = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited; else small answers may wait 40 ms
         tcp.bind((host, port))
     except OSError as error:
         tcp.close()

@@ -157,6 +157,7 @@ class Daemon:
 
     async def _listen(self) -> None:
         tcp = socket.create_server(("127.0.0.1", self.port))
+        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port = tcp.getsockname()[1]
         self.socket.unlink(missing_ok=True)
         unix = socket.socket(socket.AF_UNIX)

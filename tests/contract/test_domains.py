@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import dns.flags
@@ -14,7 +15,14 @@ import dns.rcode
 import dns.rrset
 import httpx
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from websockets.asyncio.client import connect
+from websockets.asyncio.server import ServerConnection, serve
 
+from forkyard.errors import HostFailure
 from forkyard.gateway import tls
 from forkyard.gateway.server import Server, configured
 from forkyard.net.authority import Authority
@@ -226,6 +234,41 @@ async def test_https_with_certificates_of_our_own(yard: Yard, zone: Zone, tmp_pa
         assert (await ask(NAME)).endswith("hello")
 
 
+async def test_websockets_over_tls(yard: Yard, tmp_path: Path) -> None:
+    async def echo(socket: ServerConnection) -> None:
+        assert socket.request is not None
+        await socket.send(socket.request.headers["X-Forwarded-Proto"])
+
+    authority = await asyncio.to_thread(Authority.load_or_make, tmp_path / "ca")
+    trust = ssl.create_default_context(cadata=authority.certificate_pem)
+    async with (
+        serve(echo, "127.0.0.1", 0) as guest,
+        tls_port(yard, tls.made_here(authority, "localhost", lambda _: False)) as port,
+    ):
+        name = f"{guest.sockets[0].getsockname()[1]}-{yard.sandbox_id}.localhost"
+        async with connect(f"wss://{name}:{port}/", host="127.0.0.1", port=port, ssl=trust, proxy=None) as socket:
+            assert await socket.recv() == "https"
+
+
 async def test_https_with_a_certificate_that_the_user_brings(yard: Yard, tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="FORKYARD_TLS_CERT_FILE"):
-        tls.brought(tmp_path / "none.pem", tmp_path / "none.pem")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "brought")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("brought.test")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    cert_file, key_file = tmp_path / "cert.pem", tmp_path / "key.pem"
+    cert_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    key_file.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    trust = ssl.create_default_context(cafile=cert_file)
+    async with tls_port(yard, tls.brought(cert_file, key_file)) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust, server_hostname="brought.test")
+        writer.close()
+    with pytest.raises(HostFailure, match="FORKYARD_TLS_CERT_FILE"):
+        tls.brought(cert_file, tmp_path / "none.pem")

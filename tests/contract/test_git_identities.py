@@ -153,7 +153,7 @@ def test_the_same_token_works_for_git_and_everything_it_does_is_logged(
 def test_a_sandbox_is_used_as_the_users_that_are_allowed(fy: Forkyard, agent: str, daemon: Daemon) -> None:
     token = fy.identities.create_token(agent).token
     with fy.sandboxes.create() as mine, fy.sandboxes.create() as other:
-        root_shell = mine.exec(["sleep", "60"], background=True)
+        root_shell = mine.spawn(["sleep", "60"], stdin=True)
         with as_agent(daemon, token) as client:
             with pytest.raises(forkyard.SandboxNotFound):
                 client.sandboxes.get(mine.id)

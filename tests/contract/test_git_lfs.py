@@ -50,7 +50,8 @@ def test_the_real_client_uploads_downloads_and_locks(yard: GitYard) -> None:
     pointer = yard.run("cat-file", "-p", "HEAD:big.bin", cwd=yard.bare(repo)).stdout
     assert pointer.startswith("version https://git-lfs")
     down = yard.root / "down"
-    yard.run("-c", "filter.lfs.smudge=git-lfs smudge -- %f", "-c", "filter.lfs.required=true", "clone", "--quiet", yard.url("large-files"), str(down))  # fmt: skip
+    smudge = ("-c", "filter.lfs.smudge=git-lfs smudge -- %f", "-c", "filter.lfs.required=true")
+    yard.run(*smudge, "clone", "--quiet", yard.url("large-files"), str(down))
     assert (down / "big.bin").read_bytes() == data
     with yard.api as api:
         other = api.post("/git/repos/large-files/tokens", json={}).json()["token"]
@@ -122,3 +123,13 @@ def test_a_read_token_downloads_and_does_not_upload_or_lock(yard: GitYard) -> No
     assert lfs(yard, "readers", "POST", "locks", token=token, json={"path": "a"}).status_code == 403
     refused = lfs(yard, "readers", "GET", "locks", token="fyt_wrong")
     assert refused.status_code == 401 and "lfs-authenticate" in refused.headers
+
+
+def test_a_batch_without_end_is_refused(yard: GitYard) -> None:
+    yard.repo("endless")
+
+    def body() -> Iterator[bytes]:
+        for _ in range(100):
+            yield b" " * 100_000
+
+    assert lfs(yard, "endless", "POST", "objects/batch", content=body()).status_code == 422

@@ -282,6 +282,50 @@ def wait_for_quiet(yard: GitYard, repo: dict[str, object]) -> None:
     raise AssertionError("a push did not end")
 
 
+def test_a_fetch_whose_client_goes_away_ends(yard: GitYard) -> None:
+    repo = yard.repo("left")
+    work = yard.clone("left", "left")
+    sha = yard.commit(work, {"a.bin": os.urandom(20_000_000)})
+    yard.run("push", "--quiet", "origin", "HEAD", cwd=work)
+    want = pkt(f"want {sha} side-band-64k ofs-delta\n".encode()) + b"0000" + pkt(b"done\n")
+    auth = base64.b64encode(f"x:{yard.daemon.key}".encode()).decode()
+    with socket.create_connection(("127.0.0.1", yard.daemon.port)) as connection:
+        head = (
+            f"POST /git/left.git/git-upload-pack HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Basic {auth}\r\n"
+            f"Content-Type: application/x-git-upload-pack-request\r\nContent-Length: {len(want)}\r\n\r\n"
+        )
+        connection.sendall(head.encode() + want)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+    for _ in range(500):
+        if not running_in(yard.bare(repo)):
+            return
+        threading.Event().wait(0.02)
+    raise AssertionError("git goes on for nobody")
+
+
+def running_in(directory: Path) -> list[str]:
+    """Processes whose working directory this is."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cwd").readlink() == directory:
+                found.append(process.name)
+        except OSError:
+            continue
+    return found
+
+
+def test_clean_up_goes_where_something_changed_and_nobody_writes(yard: GitYard) -> None:
+    repo = yard.repo("sweep", source={"type": "files", "files": [{"path": "a", "content": "a"}]})
+    work = yard.clone("sweep", "sweeper")
+    yard.commit(work, {"b": "b"})
+    yard.run("push", "--quiet", cwd=work)
+    hosting, run = yard.daemon.hosting, yard.daemon._run
+    assert run(hosting.upkeep.sweep()) >= 1
+    assert run(hosting.upkeep.sweep()) == 0
+    yard.fsck(repo)
+
+
 def test_trees_that_would_leave_the_checkout_are_refused(yard: GitYard) -> None:
     repo = yard.repo("dotgit")
     work = yard.root / "evil"

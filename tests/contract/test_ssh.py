@@ -194,6 +194,19 @@ def test_an_api_key_is_a_password_too(ssh: Client, daemon: SshDaemon, sbx: Sandb
     assert "Permission denied" in ssh.with_password(sbx.id, daemon.key + "x", "true").stderr
 
 
+def test_a_token_of_an_identity_opens_what_it_was_granted_as_whom_it_may_be(
+    ssh: Client, fy: Forkyard, sbx: Sandbox
+) -> None:
+    identity = fy.identities.create("guest")
+    token = fy.identities.create_token(identity.id).token
+    assert "Permission denied" in ssh.with_password(f"{sbx.id}+daemon", token, "true").stderr
+    fy.identities.grant_sandbox(identity.id, sbx.id, allowed_users=["daemon"])
+    assert ssh.with_password(f"{sbx.id}+daemon", token, "whoami").stdout == "daemon\n"
+    assert "Permission denied" in ssh.with_password(sbx.id, token, "true").stderr
+    fy.identities.delete(identity.id)
+    assert "Permission denied" in ssh.with_password(f"{sbx.id}+daemon", token, "true").stderr
+
+
 @pytest.mark.parametrize("user", ["root", "a", "../../etc", "x" * 20 + "+" + "y" * 40, "X" * 20])
 def test_a_user_name_that_is_no_sandbox_is_refused(ssh: Client, daemon: SshDaemon, user: str) -> None:
     assert "Permission denied" in ssh.with_password(user, daemon.key, "true").stderr

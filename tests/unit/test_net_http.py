@@ -174,9 +174,10 @@ async def exchange(
     return int(head[0].split(" ")[1]), found, answer
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
+@pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    """The daemon runs on uvloop, whose TLS is its own."""
+    return "asyncio", {"use_uvloop": request.param}
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from forkyard.vmm.qemu import cmdline
 
 TCG = cmdline.Engine("/usr/bin/qemu-system-x86_64", "tcg", 64)
 KVM = cmdline.Engine("/usr/bin/qemu-system-x86_64", "kvm", 64)
-SOCKETS = cmdline.Sockets(qmp_fd=7, agent_fd=9)
+SOCKETS = cmdline.Sockets(qmp_fd=7, agent_fd=9, tap_fd=1000)
 SOURCE = BootSource(Path("/i/vmlinuz"), Path("/i/initramfs"), Path("/i/disk.raw"), "quiet")
 
 

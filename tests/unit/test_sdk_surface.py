@@ -56,7 +56,7 @@ def test_every_error_is_public() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["Forkyard", "Sandbox", "Snapshot", "Process", "ExecStream", "Files", "Watch", "Terminal"]
+    "name", ["Forkyard", "Sandbox", "Snapshot", "Process", "ExecStream", "Files", "Watch", "Terminal", "Repo"]
 )
 def test_sync_and_async_have_the_same_shape(name: str) -> None:
     def shape(cls: type) -> dict[str, list[str]]:

@@ -231,12 +231,12 @@ def places(
         "metadata": tcp(metadata, 80, request(metadata, "/latest/meta-data/")),
         "metadata, opaque": tcp(metadata, 9000, b"hello"),
         "host's own address": tcp(host, 8080, request(host)),
-        "host's api": tcp(host, int(api_port), request("localhost", "/api/v1/health")),
+        "host's api": tcp(host, api_port, request("localhost", "/api/v1/health")),
         "other guest": tcp("10.177.0.6", 22, b"x"),
         "broadcast": tcp("255.255.255.255", 80, b"x"),
         "zero": tcp("0.0.0.1", 80, request("good.test")),
     }
-    for port in (1, 22, 80, 111, 443, 2049, 4400, 7022, 7070, int(api_port), 8080, 65535):
+    for port in (1, 22, 80, 111, 443, 2049, 4400, 7022, 7070, api_port, 8080, 65535):
         found[f"door {port}"] = tcp(DOOR, port, request(DOOR, "/api/v1/health"))
     # The host's loopback: make our own kernel send packets for 127.0.0.9 out, as only root can.
     for rule in ("add pref 100 lookup local", "del pref 0", "add pref 50 to 127.0.0.9/32 lookup 77"):
@@ -390,18 +390,14 @@ def many_connections(address: str, port: int, count: int, seconds: float) -> dic
 
 
 def half_open(address: str, seconds: float) -> int:
-    """Beginnings of connections that nobody goes on with: our own kernel is told not to answer."""
-    subprocess.run(
-        ["nft", "-f", "-"],
-        input=b"table ip quiet { chain out { type filter hook output priority 0; tcp flags rst drop; } }",
-        check=False,
-        capture_output=True,
-    )
+    """Beginnings of connections that nobody goes on with: without an address our own kernel does not answer."""
+    _ip("addr del 10.177.0.2/30 dev eth0")
     wire, until = Wire(), time.monotonic() + seconds
     while time.monotonic() < until:
         port = 80 if wire.sent % 2 else 53
         wire.send(ip_packet(GUEST, address, 6, syn_body(GUEST, address, port, random.randrange(1024, 65536))))
-    subprocess.run(["nft", "delete", "table", "ip", "quiet"], check=False, capture_output=True)
+    _ip("addr add 10.177.0.2/30 dev eth0")
+    _ip("route add default via 10.177.0.1")
     return wire.sent
 
 
@@ -435,5 +431,5 @@ def giant_dns(good: str) -> dict[str, object]:
 
 if __name__ == "__main__":
     attack = globals()[sys.argv[1]]
-    arguments = [json.loads(word) if word[:1].isdigit() and "." not in word else word for word in sys.argv[2:]]
+    arguments = [int(word) if word.isdecimal() else word for word in sys.argv[2:]]
     print(json.dumps(attack(*arguments)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,7 +24,8 @@ def get(url: str, path: str = "/", **options: Any) -> httpx.Response:
 
 def open_socket(url: str, path: str = "/") -> ClientConnection:
     parts = urlsplit(url)
-    return connect(f"ws://{parts.netloc}{path}", host="127.0.0.1", port=parts.port, proxy=None, open_timeout=30)
+    made = socket.create_connection(("127.0.0.1", parts.port or 80))
+    return connect(f"ws://{parts.netloc}{path}", sock=made, open_timeout=30)
 
 
 def serve(sandbox: Sandbox, *command: str, cwd: str = "/root") -> None:

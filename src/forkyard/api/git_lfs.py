@@ -33,7 +33,7 @@ class LfsApi:
         self._hosting = hosting
 
     async def wanted(self, request: Request, rest: str) -> Permission:
-        """What this request needs. Reading the body here is fine: Starlette keeps it."""
+        """What this request needs."""
         if rest == "objects/batch":
             return "write" if (await _json(request)).get("operation") == "upload" else "read"
         return "read" if request.method == "GET" else "write"
@@ -145,14 +145,22 @@ def lfs_problem(error: ForkyardError) -> Response:
 
 
 async def _json(request: Request) -> dict[str, Any]:
-    if int(request.headers.get("content-length") or MAX_JSON_BYTES) > MAX_JSON_BYTES:
-        raise InvalidRequest(f"the body is larger than {MAX_JSON_BYTES} bytes")
+    """Read once, then remembered: what it needs is known only from what it says."""
+    known: dict[str, Any] | None = request.scope.setdefault("state", {}).get("lfs_body")
+    if known is not None:
+        return known
+    data = bytearray()
+    async for chunk in upload(request):
+        data += chunk
+        if len(data) > MAX_JSON_BYTES:
+            raise InvalidRequest(f"the body is larger than {MAX_JSON_BYTES} bytes")
     try:
-        body = json.loads(await request.body())
+        body = json.loads(data)
     except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):
         raise InvalidRequest("the body is no JSON object")
+    request.scope["state"]["lfs_body"] = body
     return body
 
 

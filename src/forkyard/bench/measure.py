@@ -13,6 +13,7 @@ from pathlib import Path
 from forkyard import AsyncForkyard, AsyncSandbox
 from forkyard.bench import yard
 from forkyard.bench.figures import Sample
+from forkyard.bench.git import git
 from forkyard.bench.net import net
 from forkyard.daemon import qemu_driver
 from forkyard.errors import ForkyardError
@@ -235,4 +236,5 @@ MEASURES: dict[str, Bench] = {
     "pool": pool,
     "burst": burst,
     "net": net,
+    "git": git,
 }

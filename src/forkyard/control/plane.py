@@ -85,7 +85,7 @@ class ControlPlane:
         self.events = Events(store)
         self.keys = Keys(store)
         self.identities = Identities(store, self.keys)
-        self.ssh = Ssh(self.ground, self.keys)
+        self.ssh = Ssh(self.ground, self.identities)
         self.tunnels = Tunnels(self.ground, self.sandboxes)
         #: Set when everything an earlier daemon left has been dealt with; the API lets requests in from then on.
         self.ready = asyncio.Event()

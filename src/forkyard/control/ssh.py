@@ -1,4 +1,4 @@
-"""Who may come in by SSH: registered public keys, passwords for one sandbox, and API keys themselves.
+"""Who may come in by SSH: registered public keys, passwords for one sandbox, API keys, and tokens of identities.
 
 Owns: what is registered, and whether a credential is good. Whatever was made with an API key goes with it. Passwords
 are 256 random bits, so that their plain SHA-256 gives nothing away. Never does: the protocol (`gateway.ssh`).
@@ -16,8 +16,8 @@ from datetime import UTC, datetime, timedelta
 import asyncssh
 
 from forkyard.control.ground import Ground, ended
-from forkyard.control.keys import Keys
-from forkyard.errors import Conflict, InvalidRequest, NotFound, Unauthenticated
+from forkyard.control.identities import Identities
+from forkyard.errors import Conflict, Forbidden, InvalidRequest, NotFound, Unauthenticated
 from forkyard.lifecycle import ENDED
 from forkyard.models.ssh import SshAccess, SshDoor, SshKeyInfo
 from forkyard.store.records import SshKeyRecord
@@ -37,9 +37,9 @@ class Listening:
 
 
 class Ssh:
-    def __init__(self, ground: Ground, keys: Keys) -> None:
+    def __init__(self, ground: Ground, identities: Identities) -> None:
         self._ground = ground
-        self._keys = keys
+        self._identities = identities
         self._touched: dict[str, float] = {}
         #: Set by whoever runs the gateway.
         self.listening: Listening | None = None
@@ -90,13 +90,15 @@ class Ssh:
 
     # ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def password_opens(self, sandbox_id: str, password: str) -> bool:
-        """An API key opens every sandbox, a password the one it was made for."""
+    async def password_opens(self, sandbox_id: str, user: str, password: str) -> bool:
+        """An API key opens every sandbox, a password the one it was made for, a token what its identity was granted:
+        those sandboxes, and in them those users."""
         if password.startswith(_PREFIX):
             return await self._ground.store.ssh_password(_hash(password), sandbox_id)
         try:
-            await self._keys.authenticate(password)
-        except Unauthenticated:
+            who = await self._identities.authenticate(password)
+            await self._identities.authorize_sandbox(who, sandbox_id, user)
+        except (Unauthenticated, NotFound, Forbidden):
             return False
         return True
 

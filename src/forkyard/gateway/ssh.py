@@ -1,6 +1,6 @@
 """The SSH gateway: `ssh ID@host -p 7022`.
 
-Owns: the listener, its host key, and who may come in: by an API key or a sandbox's own password, or by a registered
+Owns: the listener, its host key, and who may come in: by an API key, a token, a sandbox's own password, or a registered
 public key. The user name is the sandbox (`ID+NAME`: as the user NAME in it; else root). What a stranger can make it do
 is bounded: connections that have not logged in, attempts, time. Never does: what goes on in a channel
 (`ssh_sessions`), what is registered (`control.ssh`). Guests run no SSH server for this.
@@ -135,7 +135,7 @@ class Visitor(asyncssh.SSHServer):
         return True
 
     async def validate_password(self, username: str, password: str) -> bool:  # noqa: ARG002
-        return await self._judge(partial(self._control.ssh.password_opens, self._sandbox_id, password))
+        return await self._judge(partial(self._control.ssh.password_opens, self._sandbox_id, self._user, password))
 
     async def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:  # noqa: ARG002
         self._fingerprint = key.get_fingerprint()

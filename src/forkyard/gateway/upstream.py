@@ -24,6 +24,8 @@ WINDOW_BYTES = 256 * 1024
 #: Less than the usual five seconds after which servers close idle connections themselves.
 IDLE_S = 4.0
 IDLE_PER_PORT = 64
+#: Of more machines than these, those without a connection are forgotten.
+MAX_MACHINES = 256
 
 _NO_CONTENT = frozenset({204, 304})
 
@@ -273,10 +275,17 @@ class Pool:
             connections.popleft().close()
         connections.append(connection)
         connection.expire_in(IDLE_S)
+        if len(self._idle) > MAX_MACHINES:
+            self._sweep()
 
     def close(self) -> None:
         for sandbox_id in list(self._idle):
             self._drop(sandbox_id)
+
+    def _sweep(self) -> None:
+        for sandbox_id, (_, ports) in list(self._idle.items()):
+            if all(connection.closed for connections in ports.values() for connection in connections):
+                del self._idle[sandbox_id]
 
     def _ports(self, sandbox_id: str, machine: Hashable) -> dict[int, deque[Connection]]:
         known = self._idle.get(sandbox_id)

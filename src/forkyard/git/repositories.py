@@ -21,7 +21,7 @@ from pathlib import Path
 import structlog
 
 from forkyard.control.pages import place_of
-from forkyard.errors import ForkyardError, HostFailure, InvalidRequest, RepoFull, RepoNotFound
+from forkyard.errors import HostFailure, InvalidRequest, RepoFull, RepoNotFound
 from forkyard.git.names import checked_ref
 from forkyard.git.process import Git
 from forkyard.models.git import Visibility
@@ -194,6 +194,7 @@ class Repositories:
 
         await asyncio.to_thread(work)
         await self._store.remove_repo(repo_id)
+        self._locks.pop(repo_id, None)
 
     def _at(self, record: RepoRecord) -> Repo:
         return Repo(record, self._root / f"{record.id}.git", self._root / f"{record.id}.lfs")
@@ -225,8 +226,8 @@ class Repositories:
         for tell in self.on_push:
             try:
                 await tell(repo, changes, by)
-            except ForkyardError as error:
-                log.warning("a push was not told of", repo=repo.id, error=error.message)
+            except Exception as error:  # whoever listens cannot undo the push, and must not spoil its answer
+                log.error("a push was not told of", repo=repo.id, exc_info=error)
 
     async def measured(self, repo: Repo, *, pushed_at: datetime | None = None) -> int:
         size_bytes = await asyncio.to_thread(_measure, repo.path, repo.lfs)

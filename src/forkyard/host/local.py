@@ -26,6 +26,7 @@ from forkyard.errors import ForkyardError, HostFailure, InternalError, SandboxNo
 from forkyard.faults import reached
 from forkyard.guest.base import Connector, Guest, Identity
 from forkyard.host.chains import Chains
+from forkyard.host.checks import can_make_slots, free_space
 from forkyard.host.doorway import Doorway, NewDoor
 from forkyard.host.egress import EgressQueue
 from forkyard.host.foundry import Foundry, Origin, Shell
@@ -489,21 +490,7 @@ class LocalHost:
         return Capacity(pages * page >> 20, shutil.disk_usage(self._settings.state_dir).free)
 
     async def checks(self) -> list[Check]:
-        return [*await self._driver.checks(), await self._slot_check(), _free_space(self._settings.state_dir)]
-
-    async def _slot_check(self) -> Check:
-        try:
-            await self._slots.check()
-        except HostFailure as error:
-            return Check(
-                name="network",
-                status="failed",
-                summary=error.message,
-                advice="Slots need /dev/net/tun, and the Debian packages iproute2 and nftables; run the daemon as root.",
-            )
-        return Check(
-            name="network", status="ok", summary="each VM gets a network namespace of its own, with no way out"
-        )
+        return [*await self._driver.checks(), await can_make_slots(self._slots), free_space(self._settings.state_dir)]
 
     async def ended(self) -> AsyncIterator[Ended]:
         while True:
@@ -549,15 +536,3 @@ def _outcome(outcome: Created | BaseException) -> Created | ForkyardError:
         return outcome
     log.error("a child was not made", exc_info=outcome)
     return InternalError("this child could not be made; the daemon's log has the details")
-
-
-def _free_space(directory: Path) -> Check:
-    free_gib = shutil.disk_usage(directory).free / 2**30
-    if free_gib < 5:
-        return Check(
-            name="disk",
-            status="warning",
-            summary=f"{free_gib:.1f} GiB free at {directory}",
-            advice="Free some space, or set FORKYARD_STATE_DIR to a larger disk.",
-        )
-    return Check(name="disk", status="ok", summary=f"{free_gib:.0f} GiB free at {directory}")

@@ -12,8 +12,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
-from forkyard.sdk._sync.git import Git
-from forkyard.sdk._sync.identities import Identities
 
 from forkyard.errors import DaemonUnreachable, ForkyardError, from_problem
 from forkyard.lifecycle import State
@@ -32,6 +30,8 @@ from forkyard.models.network import Secret
 from forkyard.sdk import connect, validation, wire
 from forkyard.sdk._sync import runtime
 from forkyard.sdk._sync.domains import Domains
+from forkyard.sdk._sync.git import Git
+from forkyard.sdk._sync.identities import Identities
 from forkyard.sdk._sync.recordings import Recordings
 from forkyard.sdk._sync.sandbox import Sandbox
 from forkyard.sdk._sync.secrets import Secrets

@@ -26,8 +26,6 @@ CONSOLE_RING_BYTES = 64 * 1024  # QEMU wants a power of two
 _RING = ("-chardev", f"ringbuf,id={CONSOLE},size={CONSOLE_RING_BYTES}")
 
 TAP = "tap0"
-#: As which the launcher passes the tap: high, where no descriptor of the daemon's is.
-TAP_FD = 1000
 GUEST_MAC = "02:fd:00:00:00:02"
 
 # 0x1f is q35's own.
@@ -65,6 +63,7 @@ class Sockets:
 
     qmp_fd: int
     agent_fd: int
+    tap_fd: int  # opened by the launcher
 
 
 def boot(
@@ -195,7 +194,7 @@ def _channels(sockets: Sockets) -> list[str]:
     return [
         *("-chardev", f"socket,id=qmp,fd={sockets.qmp_fd},server=on,wait=off", "-mon", "chardev=qmp,mode=control"),
         *("-chardev", f"socket,id=agent,fd={sockets.agent_fd},server=on,wait=off"),
-        *("-netdev", f"tap,id=net,fd={TAP_FD},vhost=off"),
+        *("-netdev", f"tap,id=net,fd={sockets.tap_fd},vhost=off"),
     ]
 
 

@@ -43,6 +43,8 @@ OVERHEAD_MIB = 192
 #: QEMU's disk workers are at most 64; the rest are vCPUs and a few of its own.
 THREADS = 96
 MIB = 1 << 20
+#: One of these is the tap's in a VM: within its limit of open files, and whatever number the daemon's own have.
+TAP_FDS = range(1000, 1004)
 
 AccelChoice = Literal["auto", "kvm", "tcg"]
 KVM_ADVICE = (
@@ -195,6 +197,8 @@ class QemuDriver:
             qmp = listening.enter_context(_listener(vms.qmp_socket(record)))
             agent = listening.enter_context(_listener(vms.agent_socket(record)))
             shim = listening.enter_context(_listener(vms.shim_socket(record)))
+            inherited = [qmp.fileno(), agent.fileno(), shim.fileno()]
+            tap_fd = next(fd for fd in TAP_FDS if fd not in inherited)
             # Twice: a page that a guest is the first of all to touch is charged to it in the template's file, and again as
             # its own when it writes it.
             memory_mib = 2 * shape.memory_mib + self._engine.tb_size_mib + OVERHEAD_MIB
@@ -207,14 +211,14 @@ class QemuDriver:
                     memory_bytes=memory_mib * MIB,
                     pids=THREADS + shape.vcpus,
                 ),
-                keep_fds=[qmp.fileno(), agent.fileno(), shim.fileno()],
+                keep_fds=inherited,
                 netns=record.netns,
-                tap=(cmdline.TAP, cmdline.TAP_FD),
+                tap=(cmdline.TAP, tap_fd),
                 # Room for qcow2's own tables; what a VM writes can never be much more than its disk.
                 file_size_bytes=shape.disk_gib * GIB + shape.disk_gib * GIB // 16 + GIB,
                 env={**env, "FORKYARD_SHIM_FD": str(shim.fileno())},
             )
-            sockets = cmdline.Sockets(qmp_fd=qmp.fileno(), agent_fd=agent.fileno())
+            sockets = cmdline.Sockets(qmp_fd=qmp.fileno(), agent_fd=agent.fileno(), tap_fd=tap_fd)
             pid = self._launch(confinement, command(sockets), vms.qemu_log(record))
         (record.dir / "qemu.pid").write_text(str(pid))
         return pid

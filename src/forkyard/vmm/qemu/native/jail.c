@@ -95,7 +95,7 @@ static void enter_netns(const char *where) {
 
 /* Opened here, in the namespace just entered and while we may: the hypervisor gets a cable, not the right to lay one. A tap
  * that is not there yet is made, and ends with the process. */
-static int open_tap(const char *setting) {
+static int open_tap(const char *setting, const int *taken, int count) {
     const char *value = strchr(setting, '=');
     struct ifreq request = {.ifr_flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR};
     if (!value || value == setting || value - setting >= IFNAMSIZ)
@@ -104,6 +104,10 @@ static int open_tap(const char *setting) {
     int wanted = number(value + 1, "--tap"), fd = open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0)
         die("cannot open /dev/net/tun");
+    errno = 0;
+    for (int i = 0; i < count; i++)
+        if (taken[i] == wanted)
+            die("descriptor %d is passed twice", wanted);
     if (ioctl(fd, TUNSETIFF, &request))
         die("cannot attach to the tap %s", request.ifr_name);
     if (dup2(fd, wanted) < 0) /* without close-on-exec */
@@ -177,8 +181,10 @@ int main(int argc, char **argv) {
         write_file("/proc/self/oom_score_adj", oom, "set");
     if (netns)
         enter_netns(netns);
-    if (tap)
-        keep[keep_count++] = open_tap(tap);
+    if (tap) {
+        int fd = open_tap(tap, keep, keep_count);
+        keep[keep_count++] = fd;
+    }
     if (unshare(CLONE_NEWIPC | CLONE_NEWUTS))
         die("cannot make IPC and UTS namespaces");
     if (setsid() < 0 && errno != EPERM) /* EPERM: a session leader already */
