@@ -22,12 +22,13 @@ _NULL = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
 
 _PLAIN = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:,@+ "
 #: Words with a meaning of their own at the beginning of a command. (`true` and `false` are programs as well.)
-_SHELL_WORDS = frozenset(
+_WORDS = (
     ". : alias bg bind break builtin caller case cd command compgen complete compopt continue coproc declare dirs disown do "
     "done echo elif else enable esac eval exec exit export fc fg fi for function getopts hash help history if in jobs kill "
     "let local logout mapfile popd printf pushd pwd read readarray readonly return select set shift shopt source suspend "
-    "test then time times trap type typeset ulimit umask unalias unset until wait while".split()  # noqa: SIM905
+    "test then time times trap type typeset ulimit umask unalias unset until wait while"
 )
+_SHELL_WORDS = frozenset(_WORDS.split())
 
 
 class Started:
