@@ -98,8 +98,11 @@ class Ground:
         if now is None:
             raise refusal(await self.record(record.id), "it changed meanwhile")
         if now.incarnation != record.incarnation:
-            # Kept until now, so that there was a way back. From here on the record leads to the new machine.
-            await self.destroy_quietly(machine(record))
+            # Kept until now, so that there was a way back. From here on the record leads to the new machine, and nobody
+            # need wait: if this daemon dies meanwhile, the next one finds a machine that no record names.
+            self.turns.keep(
+                asyncio.create_task(self.destroy_quietly(machine(record)), name=f"remove {machine(record)}")
+            )
         return now
 
     async def move_back(self, record: SandboxRecord, to: State, cause: Cause, error: BaseException) -> None:

@@ -89,6 +89,7 @@ class LocalHost:
         #: Machines without a process: asleep on disk, shut down, or dead.
         self._resting: dict[Incarnation, Entry] = {}
         self._ended: asyncio.Queue[Ended] = asyncio.Queue()
+        self._adopting: set[asyncio.Task[None]] = set()
         self._foundry = Foundry(
             settings,
             driver,
@@ -300,9 +301,13 @@ class LocalHost:
             machine.awake(True)
             guest = await machine.reachable(self._settings.create_timeout_s)
             # The clock stood still with the machine.
-            await guest.adopt_identity(
-                Identity(incarnation.sandbox_id, incarnation.sandbox_id, os.urandom(64), machine.entry.env)
+            name = incarnation.sandbox_id
+            adopting = asyncio.create_task(
+                _adopt(guest, Identity(name, name, os.urandom(64), machine.entry.env)), name=f"identity {name}"
             )
+            self._adopting.add(adopting)
+            adopting.add_done_callback(self._adopting.discard)
+            await asyncio.sleep(0)  # it is sent; the agent works in order, so nothing overtakes it
             reached("resume_hot.answered")
             machine.entry = self._journal.write(replace(machine.entry, phase=Phase.RUNNING))
             reached("resume_hot.journalled")
@@ -529,6 +534,14 @@ class LocalHost:
 
     async def _collect_disks(self) -> None:
         await asyncio.to_thread(lambda: self._disks.collect([*self._journal.disks(), *self._snapshots.disks()]))
+
+
+async def _adopt(guest: Guest, identity: Identity) -> None:
+    try:
+        await guest.adopt_identity(identity)
+    except ForkyardError as error:
+        log.error("a machine did not take its identity", sandbox=identity.sandbox_id, error=error.message)
+        await guest.aclose()  # whoever it takes itself for, it is not talked to
 
 
 def _outcome(outcome: Created | BaseException) -> Created | ForkyardError:
