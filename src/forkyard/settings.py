@@ -42,6 +42,11 @@ class Settings(BaseSettings):
     pool_size: int = Field(2, ge=0, description="Most machines kept ready per shape; 0 turns the warm pool off.")
     pool_memory_mib: int = Field(1024, ge=0, description="Most memory that ready machines may take.")
     pool_shells: int = Field(2, ge=0, description="Hypervisors kept ready for forks and resumes, per template in use.")
+    snapshot_cache_mib: int = Field(
+        1024,
+        ge=0,
+        description="Most memory for pages of snapshots that sandboxes were lately made from; they share it.",
+    )
     create_timeout_s: float = Field(
         60.0, gt=0, description="A create that is not answered by the guest in this time fails."
     )
@@ -56,6 +61,11 @@ class Settings(BaseSettings):
     )
     disk_budget_gib: float | None = Field(
         None, gt=0, description="What sandboxes and snapshots may occupy on disk; default: all but the reserve."
+    )
+    disk_layers: int = Field(
+        16,
+        ge=2,
+        description="A disk that rests on more layers (one for each fork or snapshot) is folded while it runs.",
     )
     disk_reserve_gib: float = Field(1.0, ge=0, description="Disk space that is always left free.")
     quota_running: int | None = Field(None, ge=0, description="Most sandboxes of one API key that run at once.")

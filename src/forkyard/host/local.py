@@ -27,6 +27,7 @@ from forkyard.guest.base import Connector, Guest, Identity
 from forkyard.host.chains import Chains
 from forkyard.host.foundry import Foundry, Origin, Shell
 from forkyard.host.journal import Entry, Journal, Phase, host_boot_id, settled_disk
+from forkyard.host.layers import Layers
 from forkyard.host.machine import Machine
 from forkyard.host.pool import Pool
 from forkyard.host.templates import ZEROS, Templates
@@ -66,7 +67,8 @@ class LocalHost:
         self._journal = Journal(settings.state_dir / "vms")
         self._disks = Disks(settings.state_dir / "disks")
         self._snapshots = Snapshots(settings.state_dir / "snapshots")
-        self._chains = Chains(self._disks)
+        self._chains = Chains(self._disks, settings.disk_layers)
+        self._layers = Layers(self._snapshots, settings.ram_dir, settings.snapshot_cache_mib << 20)
         self._machines: dict[Incarnation, Machine] = {}
         #: Machines without a process: asleep on disk, shut down, or dead.
         self._resting: dict[Incarnation, Entry] = {}
@@ -152,6 +154,7 @@ class LocalHost:
     async def stop(self, *, destroy: bool = False) -> None:
         await self._pool.stop()
         await self._chains.stop()
+        self._layers.clear()
         await self._collect_disks()
         if destroy:
             for incarnation in [*self._machines, *self._resting]:
@@ -275,7 +278,7 @@ class LocalHost:
             raise HostFailure(
                 f"the memory of sandbox {incarnation.sandbox_id} is gone; boot from its disk: resume(memory=False)"
             )
-        async with self._saved(entry.memory) as origin:
+        async with self._saved(entry.memory) as (origin, _):
             reached("resume_cold.loaded")
             # Through the entry, not the snapshot: the same memory, on an overlay of its own.
             shell = self._pool.take_shell(origin.base, entry.shape, origin.files.ram)
@@ -339,6 +342,7 @@ class LocalHost:
         )
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
+        self._layers.forget(snapshot_id)
         await asyncio.to_thread(self._snapshots.delete, snapshot_id)
         await self._collect_disks()
 
@@ -347,9 +351,8 @@ class LocalHost:
 
     async def _restored(self, incarnation: Incarnation, spec: CreateSpec) -> Created:
         assert spec.snapshot_id is not None
-        async with self._saved(spec.snapshot_id) as origin:
+        async with self._saved(spec.snapshot_id, keep=True) as (origin, shape):
             reached("rollback.loaded")
-            shape = self._snapshots.read(spec.snapshot_id).shape
             shell = self._pool.take_shell(origin.base, shape, origin.files.ram)
             machine = await self._foundry.restore(incarnation, shape, origin, spec.env, shell)
         return self._keep(incarnation, machine)
@@ -359,7 +362,7 @@ class LocalHost:
         """A machine at this moment, as files to restore from; gone when the block ends. VMs keep what they mapped."""
         entry = self._resting.get(source)
         if entry is not None and entry.memory is not None:
-            async with self._saved(entry.memory) as origin:
+            async with self._saved(entry.memory) as (origin, _):
                 yield origin.files, 0.0
         else:
             async with self._captured(self._machine(source), seal=True) as (files, paused_ms):
@@ -394,17 +397,12 @@ class LocalHost:
             device_state.unlink(missing_ok=True)
 
     @contextlib.asynccontextmanager
-    async def _saved(self, snapshot_id: str) -> AsyncIterator[Origin]:
+    async def _saved(self, snapshot_id: str, *, keep: bool = False) -> AsyncIterator[tuple[Origin, Shape]]:
         """A snapshot on disk, with its pages on tmpfs as long as the block lasts. Verified."""
-        saved = await asyncio.to_thread(self._snapshots.read, snapshot_id)
-        ram = await self.templates.ram_of(saved.template, saved.shape)
-        layer = self._settings.ram_dir / f"saved-{secrets.token_hex(6)}.layer"
-        try:
-            await asyncio.to_thread(self._snapshots.load, saved, layer)
+        async with self._layers.use(snapshot_id, keep=keep) as (saved, layer):
+            ram = await self.templates.ram_of(saved.template, saved.shape)
             files = SnapshotFiles(ram, self._snapshots.device_state(snapshot_id), saved.disk, layer)
-            yield Origin(saved.template, files)
-        finally:
-            layer.unlink(missing_ok=True)
+            yield Origin(saved.template, files), saved.shape
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────
 
