@@ -78,7 +78,7 @@ async def serve(settings: Settings) -> None:
         async with _control_plane(settings) as control:
             server = uvicorn.Server(
                 uvicorn.Config(
-                    create_app(control),
+                    create_app(control, allowed_hosts=settings.allowed_hosts.replace(",", " ").split()),
                     log_config=None,
                     lifespan="off",
                     timeout_graceful_shutdown=GRACE_S,

@@ -31,6 +31,9 @@ class Settings(BaseSettings):
     )
     listen_host: str = Field("127.0.0.1", description="Address the API listens on.")
     listen_port: int = Field(7070, ge=0, le=65535, description="Port the API listens on; 0 picks a free one.")
+    allowed_hosts: str = Field(
+        "", description="Names this daemon is reached by, separated by commas, besides localhost and addresses."
+    )
     accel: Literal["auto", "kvm", "tcg"] = Field(
         "auto", description="Accelerator; `auto` takes KVM only if a probe guest ran on it."
     )
@@ -72,6 +75,12 @@ class Settings(BaseSettings):
     quota_memory_mib: int | None = Field(None, ge=0, description="Most memory of the running sandboxes of one API key.")
     quota_creates_per_minute: int | None = Field(
         None, ge=0, description="Most sandboxes one API key may create in a minute, forks included."
+    )
+    retention_days: float = Field(
+        30.0, gt=0, description="Deleted sandboxes and their events are remembered this long."
+    )
+    cache_days: float = Field(
+        30.0, gt=0, description="Images and templates that nobody used for this long, and no disk needs, are removed."
     )
     fault_file: Path | None = Field(
         None, description="For tests: the daemon stops itself (SIGSTOP) at the step that this file names."

@@ -24,6 +24,7 @@ import structlog
 from forkyard.errors import ForkyardError, HostFailure, InternalError, SandboxNotFound
 from forkyard.faults import reached
 from forkyard.guest.base import Connector, Guest, Identity
+from forkyard.host.cache import Cache
 from forkyard.host.chains import Chains
 from forkyard.host.foundry import Foundry, Origin, Shell
 from forkyard.host.journal import Entry, Journal, Phase, host_boot_id, settled_disk
@@ -69,6 +70,8 @@ class LocalHost:
         self._snapshots = Snapshots(settings.state_dir / "snapshots")
         self._chains = Chains(self._disks, settings.disk_layers)
         self._layers = Layers(self._snapshots, settings.ram_dir, settings.snapshot_cache_mib << 20)
+        self._image = image
+        self._cache = Cache(settings.cache_dir, settings.state_dir, settings.scope, settings.cache_days)
         self._machines: dict[Incarnation, Machine] = {}
         #: Machines without a process: asleep on disk, shut down, or dead.
         self._resting: dict[Incarnation, Entry] = {}
@@ -107,6 +110,8 @@ class LocalHost:
         await asyncio.to_thread(self._snapshots.clean)
         self.templates.forget_ram({machine.entry.base for machine in self._machines.values()})
         await self._collect_disks()
+        await asyncio.to_thread(self._cache.register)
+        self._cache.start(lambda: [self._image.dir, *self.templates.loaded()])
         by_phase = {phase: {i for i, e in self._resting.items() if e.phase is phase} for phase in Phase}
         paused = {i for i, machine in self._machines.items() if machine.entry.phase is Phase.PAUSED}
         return Recovered(
@@ -152,6 +157,7 @@ class LocalHost:
                 await machine.reachable(ADOPT_S)
 
     async def stop(self, *, destroy: bool = False) -> None:
+        self._cache.stop()
         await self._pool.stop()
         await self._chains.stop()
         self._layers.clear()

@@ -28,6 +28,7 @@ from forkyard.store.records import (
     Place,
     SandboxRecord,
 )
+from forkyard.store.retention import Retention
 from forkyard.store.snapshots import SnapshotQueries
 from forkyard.store.tables import events, idempotency, keys, sandboxes
 
@@ -35,7 +36,7 @@ IDEMPOTENCY_LIFETIME = timedelta(hours=24)
 CREATES_WINDOW = timedelta(minutes=1)
 
 
-class Store(SnapshotQueries):
+class Store(SnapshotQueries, Retention):
     """Open with `Store.open`."""
 
     # ── sandboxes ────────────────────────────────────────────────────────────────────────────────────────────────
