@@ -109,7 +109,8 @@ async def serve(settings: Settings) -> None:
             _git_hosting(settings, control, sockets[0]) as hosting,
         ):
             plain, secure = sockets[:2], sockets[2:]
-            names = [settings.preview_domain] if settings.preview_domain else []
+            names = settings.allowed_hosts.replace(",", " ").split()
+            names += [settings.preview_domain] if settings.preview_domain else []
             gateway = Gateway(create_app(control, allowed_hosts=names, hosting=hosting), control, api_hosts=names)
             control.previews.address = _address(settings, *(one.getsockname()[1] for one in (plain[0], *secure)))
             control.domains.nameservers = settings.nameservers

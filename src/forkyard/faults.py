@@ -39,6 +39,8 @@ STEPS = (
     "rollback.recorded",
     "rollback.loaded",
     "rollback.made",
+    "fold.copied",  # what lies between, into the disk in use
+    "fold.done",
     "evict.recorded",
     "destroy.killed",
     "destroy.removed",  # all but its disk

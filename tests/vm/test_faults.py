@@ -27,6 +27,8 @@ from .conftest import Daemon, belongings, make_daemon, remove_daemon
 pytestmark = pytest.mark.timeout(120)
 
 Verb = Callable[[Forkyard, Sandbox], None]
+#: A disk with more is folded. No other verb comes to so many.
+LAYERS = 4
 #: Writes a word to memory and to disk, and flushes the journal of the file system, so that the word can be read from the
 #: disk without mounting it.
 REMEMBER = """
@@ -79,6 +81,11 @@ def rollback(_: Forkyard, sandbox: Sandbox) -> None:
     sandbox.rollback("now")
 
 
+def snapshot_often(_: Forkyard, sandbox: Sandbox) -> None:
+    for _ in range(LAYERS + 1):
+        sandbox.snapshot().delete()
+
+
 def fall_asleep_large(fy: Forkyard, sandbox: Sandbox) -> None:
     sandbox.exec("head -c 60000000 /dev/zero > /root/large; sync").check()
     sandbox.pause()
@@ -97,6 +104,7 @@ VERBS: dict[str, tuple[Verb, Verb]] = {
     "resume_cold": (pause_to_disk, resume),
     "snapshot": (nothing, snapshot),
     "rollback": (snapshot_then_change, rollback),
+    "fold": (nothing, snapshot_often),
     "evict": (fall_asleep_large, create_another),
     "destroy": (fall_asleep_large, create_another),
 }
@@ -130,7 +138,7 @@ def daemon_with(**settings: str) -> Iterator[Daemon]:
 
 @pytest.fixture(scope="module")
 def yard() -> Iterator[Daemon]:
-    with daemon_with() as daemon:
+    with daemon_with(FORKYARD_DISK_LAYERS=str(LAYERS)) as daemon:
         yield daemon
 
 

@@ -16,15 +16,16 @@ from forkyard.storage.disks import Disks
 
 log = structlog.get_logger(__name__)
 
-#: Layers of a machine's own. Beyond the first number they are folded, beyond the second everything waits for that.
-LONG, LONGEST = 16, 32
+#: At so many times the length that is wished for, a capture waits.
+LONGEST = 2
 #: Whoever made the chain longer is not disturbed.
 QUIET_S = 2.0
 
 
 class Chains:
-    def __init__(self, disks: Disks) -> None:
+    def __init__(self, disks: Disks, long: int) -> None:
         self._disks = disks
+        self._long = long
         self._folding: dict[str, asyncio.Task[None]] = {}
 
     def look_after(self, machine: Machine) -> None:
@@ -36,7 +37,7 @@ class Chains:
             task.add_done_callback(lambda _: self._folding.pop(name, None))
 
     async def before_capture(self, machine: Machine) -> None:
-        if len(self._disks.layers(machine.vm.disk)) >= LONGEST:
+        if len(self._disks.layers(machine.vm.disk)) >= LONGEST * self._long:
             await self._fold(machine)
 
     async def stop(self) -> None:
@@ -47,7 +48,7 @@ class Chains:
 
     async def _later(self, machine: Machine) -> None:
         await asyncio.sleep(QUIET_S)
-        if machine.alive and len(await asyncio.to_thread(self._disks.layers, machine.vm.disk)) > LONG:
+        if machine.alive and len(await asyncio.to_thread(self._disks.layers, machine.vm.disk)) > self._long:
             await self._fold(machine)
 
     async def _fold(self, machine: Machine) -> None:

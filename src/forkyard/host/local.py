@@ -25,12 +25,14 @@ import structlog
 from forkyard.errors import ForkyardError, HostFailure, InternalError, SandboxNotFound
 from forkyard.faults import reached
 from forkyard.guest.base import Connector, Guest, Identity
+from forkyard.host.cache import Cache
 from forkyard.host.chains import Chains
 from forkyard.host.checks import can_make_slots, free_space
 from forkyard.host.doorway import Doorway, NewDoor
 from forkyard.host.egress import EgressQueue
 from forkyard.host.foundry import Foundry, Origin, Shell
 from forkyard.host.journal import Entry, Journal, Phase, host_boot_id, settled_disk
+from forkyard.host.layers import Layers
 from forkyard.host.machine import Machine
 from forkyard.host.pool import Pool
 from forkyard.host.templates import ZEROS, Templates
@@ -84,7 +86,10 @@ class LocalHost:
         self._journal = Journal(settings.state_dir / "vms", lambda uid: self._slots.path(uid - settings.vm_uid_base))
         self._disks = Disks(settings.state_dir / "disks")
         self._snapshots = Snapshots(settings.state_dir / "snapshots")
-        self._chains = Chains(self._disks)
+        self._chains = Chains(self._disks, settings.disk_layers)
+        self._layers = Layers(self._snapshots, settings.ram_dir, settings.snapshot_cache_mib << 20)
+        self._image = image
+        self._cache = Cache(settings.cache_dir, settings.state_dir, settings.scope, settings.cache_days)
         self._machines: dict[Incarnation, Machine] = {}
         #: Machines without a process: asleep on disk, shut down, or dead.
         self._resting: dict[Incarnation, Entry] = {}
@@ -138,6 +143,8 @@ class LocalHost:
         await asyncio.to_thread(self._snapshots.clean)
         self.templates.forget_ram({machine.entry.base for machine in self._machines.values()})
         await self._collect_disks()
+        await asyncio.to_thread(self._cache.register)
+        self._cache.start(lambda: [self._image.dir, *self.templates.loaded()])
         by_phase = {phase: {i for i, e in self._resting.items() if e.phase is phase} for phase in Phase}
         paused = {i for i, machine in self._machines.items() if machine.entry.phase is Phase.PAUSED}
         return Recovered(
@@ -184,8 +191,10 @@ class LocalHost:
                 await machine.reachable(ADOPT_S)
 
     async def stop(self, *, destroy: bool = False) -> None:
+        self._cache.stop()
         await self._pool.stop()
         await self._chains.stop()
+        self._layers.clear()
         await self._collect_disks()
         if destroy:
             for incarnation in [*self._machines, *self._resting]:
@@ -317,7 +326,7 @@ class LocalHost:
             raise HostFailure(
                 f"the memory of sandbox {incarnation.sandbox_id} is gone; boot from its disk: resume(memory=False)"
             )
-        async with self._saved(entry.memory) as origin:
+        async with self._saved(entry.memory) as (origin, _):
             reached("resume_cold.loaded")
             # Through the entry, not the snapshot: the same memory, on an overlay of its own.
             shell = self._pool.take_shell(origin.base, entry.shape, origin.files.ram)
@@ -382,6 +391,7 @@ class LocalHost:
         )
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
+        self._layers.forget(snapshot_id)
         await asyncio.to_thread(self._snapshots.delete, snapshot_id)
         await self._collect_disks()
 
@@ -390,9 +400,8 @@ class LocalHost:
 
     async def _restored(self, incarnation: Incarnation, spec: CreateSpec) -> Created:
         assert spec.snapshot_id is not None
-        async with self._saved(spec.snapshot_id) as origin:
+        async with self._saved(spec.snapshot_id, keep=True) as (origin, shape):
             reached("rollback.loaded")
-            shape = self._snapshots.read(spec.snapshot_id).shape
             shell = self._pool.take_shell(origin.base, shape, origin.files.ram)
             machine = await self._foundry.restore(incarnation, shape, origin, spec.env, spec.network, shell)
         return self._keep(incarnation, machine)
@@ -402,7 +411,7 @@ class LocalHost:
         """A machine at this moment, as files to restore from; gone when the block ends. VMs keep what they mapped."""
         entry = self._resting.get(source)
         if entry is not None and entry.memory is not None:
-            async with self._saved(entry.memory) as origin:
+            async with self._saved(entry.memory) as (origin, _):
                 yield origin.files, 0.0
         else:
             async with self._captured(self._machine(source), seal=True) as (files, paused_ms):
@@ -437,17 +446,12 @@ class LocalHost:
             device_state.unlink(missing_ok=True)
 
     @contextlib.asynccontextmanager
-    async def _saved(self, snapshot_id: str) -> AsyncIterator[Origin]:
+    async def _saved(self, snapshot_id: str, *, keep: bool = False) -> AsyncIterator[tuple[Origin, Shape]]:
         """A snapshot on disk, with its pages on tmpfs as long as the block lasts. Verified."""
-        saved = await asyncio.to_thread(self._snapshots.read, snapshot_id)
-        ram = await self.templates.ram_of(saved.template, saved.shape)
-        layer = self._settings.ram_dir / f"saved-{secrets.token_hex(6)}.layer"
-        try:
-            await asyncio.to_thread(self._snapshots.load, saved, layer)
+        async with self._layers.use(snapshot_id, keep=keep) as (saved, layer):
+            ram = await self.templates.ram_of(saved.template, saved.shape)
             files = SnapshotFiles(ram, self._snapshots.device_state(snapshot_id), saved.disk, layer)
-            yield Origin(saved.template, files)
-        finally:
-            layer.unlink(missing_ok=True)
+            yield Origin(saved.template, files), saved.shape
 
     # ── network ──────────────────────────────────────────────────────────────────────────────────────────────────
 

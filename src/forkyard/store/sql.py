@@ -36,6 +36,7 @@ from forkyard.store.records import (
     SandboxRecord,
     SealedSecret,
 )
+from forkyard.store.retention import Retention
 from forkyard.store.secrets import SecretQueries
 from forkyard.store.snapshots import SnapshotQueries
 from forkyard.store.ssh import SshQueries
@@ -59,7 +60,9 @@ _END = _MOVE.values(
 )
 
 
-class Store(SnapshotQueries, EgressQueries, SecretQueries, SshQueries, PreviewQueries, GitQueries, IdentityQueries):
+class Store(
+    SnapshotQueries, EgressQueries, SecretQueries, SshQueries, PreviewQueries, GitQueries, IdentityQueries, Retention
+):
     """Open with `Store.open`."""
 
     # ── sandboxes ────────────────────────────────────────────────────────────────────────────────────────────────

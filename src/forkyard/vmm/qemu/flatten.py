@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forkyard.errors import ForkyardError, HostFailure, OperationTimeout
+from forkyard.faults import reached
 from forkyard.vmm.qemu.disks import Top, is_top
 from forkyard.vmm.qemu.qmp import Event, Qmp
 
@@ -43,11 +44,13 @@ class Flatten:
                     gone = self._expect("null")
                     with contextlib.suppress(HostFailure):  # cancelled at the last moment
                         await self._flush()
+                        reached("fold.copied")
                         await self.qmp.execute("job-finalize", id=self.job)
                     await gone
         except TimeoutError:
             await self.cancel()
             raise OperationTimeout(f"a disk was not flattened within {FLATTEN_TIMEOUT_S:.0f} s") from None
+        reached("fold.done")
         await self._close_unused()
 
     async def cancel(self) -> None:
