@@ -11,12 +11,12 @@ import sqlalchemy as sa
 
 from forkyard.lifecycle import State
 from forkyard.store.database import Database
-from forkyard.store.tables import events, idempotency, metadata, sandboxes
+from forkyard.store.tables import egress, events, idempotency, metadata, sandboxes
 
 #: At a time, so that nobody waits long for the one writer.
 MOST_ROWS = 500
 #: What goes with its sandbox. Rows of any other table that refer to it keep it.
-_GO_ALONG = (events, idempotency)
+_GO_ALONG = (egress, events, idempotency)
 
 
 class Retention(Database):
