@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import structlog
 
+from forkyard import faults
 from forkyard.api.app import create_app
 from forkyard.control.placement import Limits
 from forkyard.control.plane import ControlPlane
@@ -99,6 +100,7 @@ async def checks(settings: Settings) -> list[Check]:
 
 
 async def serve(settings: Settings) -> None:
+    faults.arm(settings.fault_file)
     prepare_directories(settings)
     with _only_daemon(settings), _listening(settings) as sockets:
         async with (
@@ -107,7 +109,8 @@ async def serve(settings: Settings) -> None:
             _git_hosting(settings, control, sockets[0]) as hosting,
         ):
             plain, secure = sockets[:2], sockets[2:]
-            names = [settings.preview_domain] if settings.preview_domain else []
+            names = settings.allowed_hosts.replace(",", " ").split()
+            names += [settings.preview_domain] if settings.preview_domain else []
             gateway = Gateway(create_app(control, allowed_hosts=names, hosting=hosting), control, api_hosts=names)
             control.previews.address = _address(settings, *(one.getsockname()[1] for one in (plain[0], *secure)))
             control.domains.nameservers = settings.nameservers

@@ -62,6 +62,9 @@ class Settings(BaseSettings):
         alias="FORKYARD_SSH_PORT",
         description="Port of the SSH gateway; 0 picks a free one. Default: 7022, or a free one if the API's is too.",
     )
+    allowed_hosts: str = Field(
+        "", description="Names this daemon is reached by, separated by commas, besides localhost and addresses."
+    )
     accel: Literal["auto", "kvm", "tcg"] = Field(
         "auto", description="Accelerator; `auto` takes KVM only if a probe guest ran on it."
     )
@@ -74,6 +77,11 @@ class Settings(BaseSettings):
     pool_memory_mib: int = Field(1024, ge=0, description="Most memory that ready machines may take.")
     pool_shells: int = Field(2, ge=0, description="Hypervisors kept ready for forks and resumes, per template in use.")
     pool_slots: int = Field(4, ge=0, description="Network namespaces kept ready for new machines.")
+    snapshot_cache_mib: int = Field(
+        1024,
+        ge=0,
+        description="Most memory for pages of snapshots that sandboxes were lately made from; they share it.",
+    )
     create_timeout_s: float = Field(
         60.0, gt=0, description="A create that is not answered by the guest in this time fails."
     )
@@ -89,6 +97,11 @@ class Settings(BaseSettings):
     disk_budget_gib: float | None = Field(
         None, gt=0, description="What sandboxes and snapshots may occupy on disk; default: all but the reserve."
     )
+    disk_layers: int = Field(
+        16,
+        ge=2,
+        description="A disk that rests on more layers (one for each fork or snapshot) is folded while it runs.",
+    )
     disk_reserve_gib: float = Field(1.0, ge=0, description="Disk space that is always left free.")
     quota_running: int | None = Field(None, ge=0, description="Most sandboxes of one API key that run at once.")
     quota_memory_mib: int | None = Field(None, ge=0, description="Most memory of the running sandboxes of one API key.")
@@ -96,12 +109,23 @@ class Settings(BaseSettings):
         None, ge=0, description="Most sandboxes one API key may create in a minute, forks included."
     )
     git_quota_mib: int = Field(
-        10240, ge=1, description="What a hosted repository may occupy, large files included, unless it has its own quota."
+        10240,
+        ge=1,
+        description="What a hosted repository may occupy, large files included, unless it has its own quota.",
     )
     extra_ca_file: Path | None = Field(
         None,
         description="More certificate authorities (PEM) to trust on the way out, besides the system's, where the door "
         "looks into TLS: for secrets, record and replay.",
+    )
+    retention_days: float = Field(
+        30.0, gt=0, description="Deleted sandboxes and their events are remembered this long."
+    )
+    cache_days: float = Field(
+        30.0, gt=0, description="Images and templates that nobody used for this long, and no disk needs, are removed."
+    )
+    fault_file: Path | None = Field(
+        None, description="For tests: the daemon stops itself (SIGSTOP) at the step that this file names."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
     log_json: bool = Field(False, description="Log as JSON lines.")

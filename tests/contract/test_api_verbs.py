@@ -225,6 +225,12 @@ async def test_no_room_and_used_up_quotas_say_when_to_come_back(world: World) ->
 # ── snapshots ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.parametrize("name", ["a/b", "/", "", "new\nline", "x" * 129])
+async def test_a_name_that_no_address_could_hold_is_refused(world: World, name: str) -> None:
+    answer = await post(world, f"/sandboxes/{await world.sandbox()}/snapshots", 422, name=name)
+    assert "name" in json.dumps(answer)
+
+
 async def test_the_life_of_a_snapshot(world: World) -> None:
     sandbox = await world.sandbox()
     await world.client.put(f"/sandboxes/{sandbox}/files?path=/tmp/a", content=b"then")

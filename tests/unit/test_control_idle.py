@@ -16,6 +16,7 @@ from forkyard.hosts.memory import MemoryHost, Power
 from forkyard.lifecycle import Cause, State
 from forkyard.models import SandboxCreate, SandboxInfo, SandboxUpdate
 from forkyard.net.base import Traffic
+from forkyard.store.records import SandboxRecord
 from forkyard.store.sql import Store
 from forkyard.vmm.base import FaultPlan
 
@@ -277,7 +278,7 @@ async def test_a_call_that_saw_it_running_just_before_it_falls_asleep_keeps_it_a
             entered.set()
             await leave.wait()
 
-    async def slow_transition(*args: Any, **changes: Any) -> bool:
+    async def slow_transition(*args: Any, **changes: Any) -> SandboxRecord | None:
         if args[3] is State.PAUSING:
             asyncio.create_task(call())  # noqa: RUF006
             await entered.wait()

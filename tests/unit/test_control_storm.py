@@ -36,6 +36,10 @@ VERBS = [
     "stop",
     "start",
     "fork",
+    "badfork",
+    "pausepause",
+    "pausefork",
+    "deleteresume",
     "snapshot",
     "rollback",
     "forget",
@@ -115,6 +119,10 @@ class Yard:
             "stop": lambda: control.power.stop(one),
             "start": lambda: control.power.start(one),
             "fork": lambda: control.forks.fork(one, SandboxFork(count=2)),
+            "badfork": lambda: self._bad_fork(one, number),
+            "pausepause": lambda: _both(control.sleep.pause(one), control.sleep.pause(one, durable=True)),
+            "pausefork": lambda: _both(control.sleep.pause(one), control.forks.fork(one, SandboxFork(count=1))),
+            "deleteresume": lambda: _both(control.sandboxes.delete(one), control.sleep.resume(one)),
             "snapshot": lambda: control.snapshots.create(one),
             "rollback": lambda: control.snapshots.rollback(one, (snapshots or ["none"])[0]),
             "forget": lambda: control.snapshots.delete((snapshots or ["none"])[-1]),
@@ -125,6 +133,11 @@ class Yard:
             "shutdown": lambda: self._end(one, ExitKind.SHUTDOWN),
         }
         await calls[verb]()
+
+    async def _bad_fork(self, sandbox_id: str, number: int) -> None:
+        count = (0, -1, 1000)[number % 3]
+        with pytest.raises(ValueError, match="count"):
+            await self.control.forks.fork(sandbox_id, SandboxFork(count=count))
 
     async def _use(self, sandbox_id: str) -> None:
         async with self.control.sandboxes.use(sandbox_id) as guest:
@@ -173,6 +186,13 @@ class Yard:
             assert (before is None and to is State.CREATING) or (before is not None and allowed(before, to)), event
             at[event.sandbox_id] = to
         assert at == {record.id: record.state for record in await self.store.list_sandboxes()}
+
+
+async def _both(*verbs: Coroutine[Any, Any, Any]) -> None:
+    """At once; each may be refused because of the other."""
+    for outcome in await asyncio.gather(*verbs, return_exceptions=True):
+        if isinstance(outcome, BaseException) and not isinstance(outcome, ForkyardError):
+            raise outcome
 
 
 async def _storm(yard: Yard, burst: Burst, chance: random.Random) -> None:

@@ -154,7 +154,10 @@ def test_a_rule_of_ipv6_matches_nothing_here() -> None:
 def test_a_denial_says_what_to_do() -> None:
     assert "`forkyard egress allow sbx_1 a.example`" in gate().connection("a.example", PUBLIC, 80).reason
     assert "`forkyard egress allow sbx_1 --cidr 1.2.3.4`" in gate().connection(None, PUBLIC, 80).reason
-    assert "`forkyard egress allow sbx_1 --cidr 10.1.2.3`" in gate(preset="open").connection("a.example", PRIVATE, 80).reason
+    assert (
+        "`forkyard egress allow sbx_1 --cidr 10.1.2.3`"
+        in gate(preset="open").connection("a.example", PRIVATE, 80).reason
+    )
     assert "`deny *.example`" in gate(deny("*.example")).connection("a.example", PUBLIC, 80).reason
 
 

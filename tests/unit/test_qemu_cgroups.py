@@ -19,12 +19,13 @@ PURE_V2 = "30 24 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate
 
 def test_a_v2_machine_has_one_hierarchy_for_everything() -> None:
     found = hierarchies("\n".join([ROOT, PURE_V2]), {"/sys/fs/cgroup": "cpuset cpu io memory hugetlb pids\n"})
-    assert found == [Hierarchy(Path("/sys/fs/cgroup"), 2, ("memory", "pids"))]
+    assert found == [Hierarchy(Path("/sys/fs/cgroup"), 2, ("cpu", "memory", "pids"))]
 
 
 def test_a_mixed_machine_uses_v1_where_the_controllers_are() -> None:
     found = hierarchies("\n".join([ROOT, CPU, MEMORY, PIDS, UNIFIED]), {"/sys/fs/cgroup/unified": "hugetlb"})
     assert [(h.root.name, h.version, h.controllers) for h in found] == [
+        ("cpu", 1, ("cpu",)),
         ("memory", 1, ("memory",)),
         ("pids", 1, ("pids",)),
     ]
@@ -41,14 +42,14 @@ def test_v2_without_controllers_still_keeps_track_of_processes() -> None:
 
 def test_a_machine_without_cgroups_has_none() -> None:
     assert hierarchies(ROOT) == []
-    assert Cgroups("x", []).create("vm", memory_bytes=1, pids=1) == []
+    assert Cgroups("x", []).create("vm", vcpus=1, memory_bytes=1, pids=1) == []
 
 
 def test_v1_limits_and_entrances(tmp_path: Path) -> None:
     groups = Cgroups("s", [Hierarchy(tmp_path / "m", 1, ("memory",)), Hierarchy(tmp_path / "p", 1, ("pids",))])
     (tmp_path / "m").mkdir()
     (tmp_path / "p").mkdir()
-    entrances = groups.create("vm-1", memory_bytes=1000, pids=50)
+    entrances = groups.create("vm-1", vcpus=1, memory_bytes=1000, pids=50)
     assert entrances == [tmp_path / "m/forkyard-s/vm-1/tasks", tmp_path / "p/forkyard-s/vm-1/tasks"]
     assert (tmp_path / "m/forkyard-s/vm-1/memory.limit_in_bytes").read_text() == "1000"
     assert (tmp_path / "p/forkyard-s/vm-1/pids.max").read_text() == "50"
@@ -56,18 +57,40 @@ def test_v1_limits_and_entrances(tmp_path: Path) -> None:
 
 def test_v2_limits_need_the_controllers_enabled_above(tmp_path: Path) -> None:
     groups = Cgroups("s", [Hierarchy(tmp_path, 2, ("memory", "pids"))])
-    assert groups.create("vm-1", memory_bytes=1000, pids=50) == [tmp_path / "forkyard-s/vm-1/cgroup.procs"]
+    assert groups.create("vm-1", vcpus=1, memory_bytes=1000, pids=50) == [tmp_path / "forkyard-s/vm-1/cgroup.procs"]
     assert (tmp_path / "cgroup.subtree_control").read_text() == "+memory +pids"
     assert (tmp_path / "forkyard-s/cgroup.subtree_control").read_text() == "+memory +pids"
     assert (tmp_path / "forkyard-s/vm-1/memory.max").read_text() == "1000"
     assert (tmp_path / "forkyard-s/vm-1/pids.max").read_text() == "50"
 
 
+def test_v1_cpu_groups_stand_beside_each_other_and_weigh_as_many_processes_as_they_have_vcpus(tmp_path: Path) -> None:
+    groups = Cgroups("s", [Hierarchy(tmp_path, 1, ("cpu",))])
+    directory = tmp_path / "forkyard-s.vm-1"
+    directory.mkdir()
+    (directory / "cpu.cfs_burst_us").write_text("0")
+    assert groups.create("vm-1", vcpus=2, memory_bytes=1, pids=1) == [directory / "tasks"]
+    values = {path.name: path.read_text() for path in directory.iterdir()}
+    assert values == {
+        "cpu.cfs_period_us": "100000",
+        "cpu.cfs_quota_us": "220000",
+        "cpu.cfs_burst_us": "220000",
+        "cpu.shares": "2048",
+    }
+
+
+def test_v2_cpu_is_limited_also_on_a_kernel_without_bursts(tmp_path: Path) -> None:
+    groups = Cgroups("s", [Hierarchy(tmp_path, 2, ("cpu",))])
+    groups.create("vm-1", vcpus=1, memory_bytes=1, pids=1)
+    values = {path.name: path.read_text() for path in (tmp_path / "forkyard-s/vm-1").iterdir()}
+    assert values == {"cpu.max": "110000 100000", "cpu.weight": "100"}
+
+
 def test_two_scopes_never_meet(tmp_path: Path) -> None:
     found = [Hierarchy(tmp_path, 1, ())]
     one, two = Cgroups("one", found), Cgroups("two", found)
-    one.create("vm", memory_bytes=1, pids=1)
-    two.create("vm", memory_bytes=1, pids=1)
+    one.create("vm", vcpus=1, memory_bytes=1, pids=1)
+    two.create("vm", vcpus=1, memory_bytes=1, pids=1)
     one.remove("vm")
     assert not one.directories("vm")[0].exists()
     assert two.directories("vm")[0].exists()
@@ -75,8 +98,8 @@ def test_two_scopes_never_meet(tmp_path: Path) -> None:
 
 def test_removing_is_idempotent_and_takes_the_empty_parent(tmp_path: Path) -> None:
     groups = Cgroups("s", [Hierarchy(tmp_path, 1, ())])
-    groups.create("a", memory_bytes=1, pids=1)
-    groups.create("b", memory_bytes=1, pids=1)
+    groups.create("a", vcpus=1, memory_bytes=1, pids=1)
+    groups.create("b", vcpus=1, memory_bytes=1, pids=1)
     groups.remove("a")
     groups.remove("a")
     assert (tmp_path / "forkyard-s/b").exists()
@@ -99,4 +122,4 @@ def test_a_kill_for_memory_is_recognised_in_both_versions(tmp_path: Path) -> Non
 def test_a_read_only_hierarchy_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HostFailure, match="cannot make the cgroup of VM vm-7"):
-        Cgroups("s", [Hierarchy(tmp_path / "file", 1, ())]).create("vm-7", memory_bytes=1, pids=1)
+        Cgroups("s", [Hierarchy(tmp_path / "file", 1, ())]).create("vm-7", vcpus=1, memory_bytes=1, pids=1)

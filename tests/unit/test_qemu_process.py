@@ -204,6 +204,18 @@ def test_a_vm_is_known_by_its_name() -> None:
         ("shutdown", "guest-reset", "[1] Kernel panic - not syncing: VFS: no root", ExitKind.PANIC, "VFS: no root"),
         ("guest-panicked", "", "[1] Kernel panic - not syncing: Oops\n[1] Offset", ExitKind.PANIC, "panicked: Oops"),
         ("guest-panicked", "", "", ExitKind.PANIC, "panicked"),
+        (
+            *("guest-panicked", "", "[9] Kernel panic - not syncing: System is deadlocked on memory"),
+            *(ExitKind.OUT_OF_MEMORY, "ran out of memory"),
+        ),
+        (
+            *(
+                "guest-panicked",
+                "",
+                "[9] Kernel panic - not syncing: Out of memory: compulsory panic_on_oom is enabled",
+            ),
+            *(ExitKind.OUT_OF_MEMORY, "ran out of memory"),
+        ),
         ("internal-error", "", "", ExitKind.CRASHED, "internal-error"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 
@@ -65,3 +66,36 @@ def test_a_chain_that_bites_its_tail_ends(tmp_path: Path) -> None:
     make(one, two)
     make(two, one)
     assert chain(one) == [one, two]
+
+
+def grown(path: Path, size_bytes: int) -> Path:
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"x" * size_bytes)
+        file.flush()
+        os.fsync(file.fileno())
+    return path
+
+
+def stack(disks: Disks, template: Path, sizes: list[int]) -> list[Path]:
+    """From the top down."""
+    below, layers = template, []
+    for size in reversed(sizes):
+        below = grown(make(disks.new_path(), below), size)
+        layers.insert(0, below)
+    return layers
+
+
+def test_half_of_the_layers_are_folded_and_small_ones_below_too(disks: Disks, tmp_path: Path) -> None:
+    template = make(tmp_path / "template.qcow2")
+    layers = stack(disks, template, [8192] * 8)
+    assert disks.layers(layers[0]) == layers
+    assert disks.fold(layers[0]) == template, "all are small"
+
+
+def test_a_large_layer_is_not_copied_for_a_few_small_ones(disks: Disks, tmp_path: Path) -> None:
+    template = make(tmp_path / "template.qcow2")
+    layers = stack(disks, template, [8192, 8192, 8192, 8192, 1_000_000, 8192])
+    assert disks.fold(layers[0]) == layers[4]
+    layers = stack(disks, template, [8192, 1_000_000, 8192, 8192, 500_000, 8192])
+    assert disks.fold(layers[0]) == template, "it is among those that must go, and so others may go with it"

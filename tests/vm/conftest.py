@@ -143,6 +143,7 @@ def belongings(daemon: Daemon, *, templates: bool = False) -> set[str]:
             if path.name == f"forkyard-{scope}"
             for path in path.glob("*/")
         }
+        found |= {f"cgroup {path}" for path in base.glob(f"forkyard-{scope}.*")}
     found |= {f"slot {path}" for path in Path("/run/netns").glob(f"forkyard-{scope}-*")}
     if daemon.settings.ram_dir.exists():
         files = {path.name for path in daemon.settings.ram_dir.iterdir()}

@@ -108,7 +108,9 @@ class Yard:
 
     def belongings(self) -> set[str]:
         """All that belongs to VMs of this scope, wherever it is."""
-        found = {str(path) for path in Path("/sys/fs/cgroup").rglob(f"forkyard-{self.scope}/*") if path.is_dir()}
+        cgroups = Path("/sys/fs/cgroup")
+        found = {str(path) for path in cgroups.rglob(f"forkyard-{self.scope}/*") if path.is_dir()}
+        found |= {str(path) for path in cgroups.rglob(f"forkyard-{self.scope}.*")}
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")

@@ -15,6 +15,7 @@ from forkyard.control.ground import Ground, known, machine, new_id, refusal, san
 from forkyard.control.room import MACHINE_BYTES, Room
 from forkyard.control.sleep import Sleep
 from forkyard.errors import ForkyardError, HostFailure, NoCapacity, OperationTimeout
+from forkyard.faults import reached
 from forkyard.hosts.base import Created, Forked
 from forkyard.lifecycle import Cause, State
 from forkyard.models import ForkChild, ForkResult, SandboxFork, SandboxInfo
@@ -72,7 +73,9 @@ class Forks:
         records = [item for item in added if isinstance(item, SandboxRecord)]
         if not records:
             return [item for item in added if isinstance(item, ForkyardError)], 0.0
+        reached("fork.recorded")
         forked = await self._machines(parent, records)
+        reached("fork.made")
         settled = iter(
             await asyncio.gather(
                 *(self._settle(record, child) for record, child in zip(records, forked.children, strict=True))

@@ -94,13 +94,15 @@ class Ground:
         """The record after the move. Somebody else was first (a delete, or the end of the machine): an error that says
         what it is now."""
         self.last_look(machine(record))
-        moved = await self.store.transition(record.id, record.incarnation, record.state, to, cause, detail, **changes)
-        now = await self.record(record.id)
-        if not moved:
-            raise refusal(now, "it changed meanwhile")
+        now = await self.store.transition(record.id, record.incarnation, record.state, to, cause, detail, **changes)
+        if now is None:
+            raise refusal(await self.record(record.id), "it changed meanwhile")
         if now.incarnation != record.incarnation:
-            # Kept until now, so that there was a way back. From here on the record leads to the new machine.
-            await self.destroy_quietly(machine(record))
+            # Kept until now, so that there was a way back. From here on the record leads to the new machine, and nobody
+            # need wait: if this daemon dies meanwhile, the next one finds a machine that no record names.
+            self.turns.keep(
+                asyncio.create_task(self.destroy_quietly(machine(record)), name=f"remove {machine(record)}")
+            )
         return now
 
     async def move_back(self, record: SandboxRecord, to: State, cause: Cause, error: BaseException) -> None:

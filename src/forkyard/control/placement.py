@@ -32,6 +32,7 @@ class Limits:
     disk_budget_bytes: int | None = None
     disk_reserve_bytes: int = 0
     cool_after_s: float = 60.0
+    retention_s: float = 30 * 86400.0
 
     @classmethod
     def of(cls, settings: Settings) -> Limits:
@@ -44,6 +45,7 @@ class Limits:
             disk_budget_bytes=None if budget_gib is None else int(budget_gib * GIB),
             disk_reserve_bytes=int(settings.disk_reserve_gib * GIB),
             cool_after_s=settings.cool_after_s,
+            retention_s=settings.retention_days * 86400,
         )
 
 

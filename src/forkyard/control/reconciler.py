@@ -26,6 +26,7 @@ log = structlog.get_logger(__name__)
 
 _CAUSE_OF = {
     ExitKind.PANIC: Cause.GUEST_PANIC,
+    ExitKind.OUT_OF_MEMORY: Cause.GUEST_OUT_OF_MEMORY,
     ExitKind.SHUTDOWN: Cause.GUEST_SHUTDOWN,
     ExitKind.CRASHED: Cause.VM_CRASHED,
     ExitKind.KILLED: Cause.VM_CRASHED,
@@ -107,9 +108,10 @@ class Reconciler:
             return False
         for snapshot in await self._store.list_snapshots(sandbox_id=record.id, automatic=True):
             await self._store.retire_snapshot(snapshot.id)  # cleared away with the half-made ones
-        return await self._store.transition(
+        moved = await self._store.transition(
             record.id, record.incarnation, State.DELETING, State.DELETED, record.cause, record.cause_detail
         )
+        return moved is not None
 
     async def _settle(self, record: SandboxRecord, found: Recovered) -> tuple[set[Incarnation], State]:
         """The machines to keep, and the state it is in now."""

@@ -12,6 +12,7 @@ import structlog
 
 from forkyard.control.ground import DESTROY_DEADLINE_S, Ground, machine
 from forkyard.errors import ForkyardError, OperationTimeout
+from forkyard.faults import reached
 from forkyard.hosts.base import Incarnation
 from forkyard.lifecycle import Cause, State
 from forkyard.store.records import SandboxRecord
@@ -59,6 +60,7 @@ class Removal:
             )
             if not moved:
                 return False
+            reached("evict.recorded")
             await self.finish(await ground.record(record.id))
         await ground.store.add_event("sandbox.evicted", sandbox_id=record.id, cause=Cause.EVICTED, detail=detail)
         return True
@@ -81,6 +83,7 @@ class Removal:
             raise OperationTimeout(
                 f"the machine of sandbox {record.id} was not gone within {DESTROY_DEADLINE_S:.0f} s; delete it again"
             ) from None
+        reached("evict.destroyed")
         await ground.store.transition(
             record.id, record.incarnation, State.DELETING, State.DELETED, record.cause, record.cause_detail
         )

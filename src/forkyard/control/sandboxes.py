@@ -188,10 +188,10 @@ class Sandboxes:
             template=created.template,
             data={"template": created.template, "milestones_ms": milestones},
         )
-        now = await ground.record(record.id)
-        if moved:
+        if moved is not None:
             ground.activity.touch(record.id)
-            return sandbox_info(now)
+            return sandbox_info(moved)
+        now = await ground.record(record.id)
         await ground.destroy_quietly(machine(record))
         if now.state is State.FAILED:
             raise VmCrashed(now.cause_detail or "the machine ended while it was being created", cause=now.cause)

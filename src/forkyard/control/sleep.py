@@ -16,6 +16,7 @@ from forkyard.control.removal import Removal
 from forkyard.control.room import MIB, Room
 from forkyard.control.turns import outcome
 from forkyard.errors import ForkyardError, OperationTimeout
+from forkyard.faults import reached
 from forkyard.lifecycle import Cause, State
 from forkyard.models import SandboxInfo
 from forkyard.store.records import SandboxRecord
@@ -65,11 +66,13 @@ class Sleep:
         if self._wanted(sandbox_id, if_idle_for_s):
             return record
         last_active_at = ground.activity.last_at(sandbox_id)
-        record = await ground.move(record, State.PAUSING, cause, last_active_at=last_active_at)
+        # Not durable, this and what follows, while its memory is not on disk: a power cut ends it, paused or not.
+        record = await ground.move(record, State.PAUSING, cause, last_active_at=last_active_at, durable=False)
         # A call counts itself before it reads the state. So one that still saw `running` is counted by now, and one
         # that is not counted yet will see `pausing` and wake it.
         if self._wanted(sandbox_id, if_idle_for_s):
             return await ground.move(record, State.RUNNING, Cause.WOKEN, "it was used just as it fell asleep")
+        reached("pause.recorded")
         if record.persistence == "ephemeral":
             return await self._removal.end_in_turn(
                 record, Cause.EPHEMERAL, f"it is ephemeral, and was paused ({cause})"
@@ -84,7 +87,7 @@ class Sleep:
         except Exception as error:
             await ground.move_back(record, State.RUNNING, Cause.PAUSE_FAILED, error)
             raise known(error, "pause", sandbox_id) from error
-        record = await ground.move(record, State.PAUSED, cause)
+        record = await ground.move(record, State.PAUSED, cause, durable=False)
         self.note_hot(record)
         return record
 
@@ -132,8 +135,9 @@ class Sleep:
         paused = record
         admission = partial(ground.admission, record.shape.memory_mib, sandbox_id=sandbox_id)
         record = await self._room.in_memory(
-            lambda: ground.move(paused, State.RESUMING, cause, admit=admission()), cooler=self
+            lambda: ground.move(paused, State.RESUMING, cause, admit=admission(), durable=False), cooler=self
         )
+        reached("resume_hot.recorded")
         template = None
         try:
             async with asyncio.timeout(RESUME_DEADLINE_S):
@@ -151,9 +155,14 @@ class Sleep:
         except Exception as error:
             await ground.move_back(record, State.PAUSED, Cause.RESUME_FAILED, error)
             raise known(error, "resume", sandbox_id) from error
+        reached("resume_cold.made")
         ground.hot.pop(sandbox_id, None)
         ground.activity.touch(sandbox_id)
-        return await ground.move(record, State.RUNNING, cause, next_incarnation=now.number, template=template)
+        # The same machine goes on in memory, or another took its place: that one must not be forgotten.
+        same = now == machine(record)
+        return await ground.move(
+            record, State.RUNNING, cause, next_incarnation=now.number, template=template, durable=not same
+        )
 
     # ── cool ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -176,6 +185,7 @@ class Sleep:
         await self._room.on_disk(record.shape.memory_mib * MIB, f"the memory of sandbox {sandbox_id}", spare=sandbox_id)
         try:
             async with asyncio.timeout(COOL_DEADLINE_S):
+                await ground.store.sync()  # that it is paused: its memory will be found only by a record that says so
                 await ground.host.cool(machine(record))
         except TimeoutError:
             raise OperationTimeout(f"it was not on disk within {COOL_DEADLINE_S:.0f} s") from None

@@ -18,6 +18,7 @@ from forkyard.control.removal import Removal
 from forkyard.control.room import MIB, Room
 from forkyard.control.sleep import Sleep
 from forkyard.errors import InvalidRequest, OperationTimeout, SandboxEnded, SnapshotNotFound
+from forkyard.faults import reached
 from forkyard.lifecycle import LIVE, Cause, State
 from forkyard.models import Page, SandboxInfo, SnapshotInfo
 from forkyard.store.records import SandboxRecord, SnapshotRecord
@@ -57,6 +58,7 @@ class Snapshots:
         await self._room.on_disk(need_bytes, f"a snapshot of sandbox {sandbox_id}", spare=sandbox_id)
         snapshot_id = new_snapshot_id()
         await ground.store.add_snapshot(snapshot_id, sandbox_id, record.shape, name=name, automatic=automatic)
+        reached("snapshot.recorded")
         try:
             async with asyncio.timeout(SNAPSHOT_DEADLINE_S):
                 made = await ground.host.snapshot(machine(record), snapshot_id)
@@ -93,7 +95,9 @@ class Snapshots:
     async def find(self, id_or_name: str) -> SnapshotRecord:
         found = await self._ground.store.snapshot(id_or_name)
         if found is None:
-            raise SnapshotNotFound(f"there is no snapshot {id_or_name!r}; `forkyard snapshots` lists those there are")
+            raise SnapshotNotFound(
+                f"there is no snapshot {id_or_name!r}; `forkyard snapshots ls` lists those there are"
+            )
         return found
 
     async def get(self, id_or_name: str) -> SnapshotInfo:
@@ -148,6 +152,7 @@ class Snapshots:
             record = await self._room.in_memory(
                 lambda: ground.move(before, State.RESUMING, Cause.ROLLED_BACK, admit=admission()), cooler=self._sleep
             )
+        reached("rollback.recorded")
         try:
             async with asyncio.timeout(ROLLBACK_DEADLINE_S):
                 spec = await ground.spec_of(record, shape=snapshot.shape, snapshot_id=snapshot.id)
@@ -160,6 +165,7 @@ class Snapshots:
         except Exception as error:
             await self._as_before(before, record)
             raise known(error, "rollback", sandbox_id) from error
+        reached("rollback.made")
         ground.hot.pop(sandbox_id, None)
         ground.activity.touch(sandbox_id)
         return await ground.move(

@@ -33,6 +33,9 @@ COOL_RETRY_S = 30.0
 #: A delete that failed is tried again this often: whoever asked for it may be gone.
 DELETE_RETRY_S = 30.0
 
+#: How often it is looked for records that are old enough to be forgotten.
+FORGET_EVERY_S = 3600.0
+
 Work = Callable[[], Awaitable[None]]
 
 
@@ -49,6 +52,7 @@ class Upkeep:
         self._jobs: dict[str, asyncio.Task[None]] = {}
         self._checkpointed: dict[str, float] = {}  # when its newest checkpoint began
         self._seen_deleting: dict[str, float] = {}
+        self._forgot_at: float | None = None
 
     async def run(self) -> None:
         while True:
@@ -79,6 +83,17 @@ class Upkeep:
                 work = self._due(record)
                 if work is not None:
                     self._begin(record.id, work)
+        await self._forget()
+
+    async def _forget(self) -> None:
+        """What was deleted long ago."""
+        now = self._ground.activity.clock()
+        if self._forgot_at is not None and now - self._forgot_at < FORGET_EVERY_S:
+            return
+        self._forgot_at = now
+        before = datetime.now(UTC) - timedelta(seconds=self._ground.limits.retention_s)
+        while await self._ground.store.forget_ended(before):
+            pass
 
     async def settle(self) -> None:
         """Wait for what the ticks so far have begun."""

@@ -55,6 +55,7 @@ class ExecSpec:
         "cwd",
         "env",
         "label",
+        "plain",
         "pty",
         "rows",
         "stdin",
@@ -63,6 +64,7 @@ class ExecSpec:
     )
 
     argv: list[str]
+    plain: list[str] | None
     command: str | list[str]
     cwd: str
     env: dict[str, str]
@@ -122,6 +124,7 @@ class Exec:
                 stderr=theirs[-1],
                 cgroup=self.cgroup,
                 terminal=spec.pty,
+                plain=spec.plain,
             )
         except BaseException:
             for fd in ours:

@@ -111,15 +111,18 @@ def _read(path: str) -> bytes:
 
 
 def _replace(path: str, data: bytes) -> None:
+    """In place: to free a block of the disk and take another is most of the work of writing so little."""
     try:
-        _put(path, data, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        _put(path, data, os.O_WRONLY | os.O_CREAT, cut=True)
     except OSError as error:
         log(f"{path}: {error}")
 
 
-def _put(path: str, data: bytes, flags: int) -> None:
+def _put(path: str, data: bytes, flags: int, *, cut: bool = False) -> None:
     fd = os.open(path, flags, 0o644)
     try:
         os.write(fd, data)
+        if cut and os.fstat(fd).st_size != len(data):
+            os.ftruncate(fd, len(data))
     finally:
         os.close(fd)

@@ -18,6 +18,7 @@ from .loop import Loop
 from .pipes import StdinTask
 from .session import Stream, Task, to_json
 from .sockets import Sockets
+from .spawn import plain_words
 from .transfers import ReadTask, TarReadTask, TarWriteTask, WriteTask
 
 TYPE_CHECKING = False
@@ -93,7 +94,12 @@ class Operations:
         cwd = optional_text(args, "cwd")
         spec.cwd = spec.account.home if cwd is None else full_path(cwd, spec.account.name)
         shell = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
-        spec.argv = [shell, "-c", spec.command] if isinstance(spec.command, str) else spec.command
+        if isinstance(spec.command, str):
+            spec.argv = [shell, "-c", spec.command]
+            spec.plain = plain_words(spec.command, spec.env)
+        else:
+            spec.argv = spec.command
+            spec.plain = None
         spec.timeout_s = optional_seconds(args, "timeout_s")
         spec.stdin = flag(args, "stdin")
         spec.rows = integer(args, "rows", 24, least=1, most=65535)

@@ -20,6 +20,17 @@ if TYPE_CHECKING:
 _NULL = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
 
 
+_PLAIN = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:,@+ "
+#: Words with a meaning of their own at the beginning of a command. (`true` and `false` are programs as well.)
+_WORDS = (
+    ". : alias bg bind break builtin caller case cd command compgen complete compopt continue coproc declare dirs disown do "
+    "done echo elif else enable esac eval exec exit export fc fg fi for function getopts hash help history if in jobs kill "
+    "let local logout mapfile popd printf pushd pwd read readarray readonly return select set shift shopt source suspend "
+    "test then time times trap type typeset ulimit umask unalias unset until wait while"
+)
+_SHELL_WORDS = frozenset(_WORDS.split())
+
+
 class Started:
     __slots__ = ("pid", "pidfd", "report")
 
@@ -40,8 +51,10 @@ def spawn(
     stderr: int,
     cgroup: Cgroup | None = None,
     terminal: bool = False,
+    plain: list[str] | None = None,
 ) -> Started:
-    """Fork. The given descriptors become 0, 1, 2 of the child (stdin None: /dev/null) and stay open here."""
+    """Fork. The given descriptors become 0, 1, 2 of the child (stdin None: /dev/null) and stay open here. `plain` is what
+    the shell command `argv` comes to (see `plain_words`); if it cannot be started, the shell says why."""
     report, child_report = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         pid = os.fork()
@@ -55,6 +68,8 @@ def spawn(
             _become(account, cgroup, stdin, stdout, stderr, terminal)
             stage = f"working directory {cwd}"
             os.chdir(cwd)
+            if plain is not None:
+                _exec_plain(plain, env)
             stage = f"program {argv[0]}"
             _exec(argv, env)
         except BaseException as error:
@@ -118,6 +133,31 @@ def _exec(argv: list[str], env: dict[str, str]) -> None:
         except PermissionError as error:
             denied = error
     raise denied or FileNotFoundError(2, "not found in PATH")
+
+
+def plain_words(command: str, env: dict[str, str]) -> list[str] | None:
+    """The words of a shell command that is nothing but a program and its arguments: starting the shell, which would only
+    start the program in its own place, takes longer than most programs do. None if only the shell knows what it means."""
+    if command.strip(_PLAIN):
+        return None
+    words = command.split(" ")
+    if (
+        words[0] in _SHELL_WORDS
+        or "" in words
+        or "BASH_ENV" in env
+        or any(name.startswith("BASH_FUNC_") for name in env)
+    ):
+        return None
+    return words
+
+
+def _exec_plain(words: list[str], env: dict[str, str]) -> None:
+    """Returns if the program is not there, or not one the kernel can start."""
+    try:
+        # What the shell adds.
+        _exec(words, {**env, "PWD": os.getcwd(), "SHLVL": "0"})
+    except OSError:
+        pass
 
 
 def explain(report: bytes) -> Failure:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -143,11 +143,14 @@ class Foundry:
             undo.pop_all()
             return self._machine(entry, vm, guest, doorway)
 
-    async def park(self, vm_id: str, shape: Shape, origin: Origin, warm_up: str) -> Machine:
+    async def park(self, vm_id: str, shape: Shape, origin: Origin, warm_up: Sequence[str]) -> Machine:
         """Restored, used once, and stopped: all that is missing is an owner."""
         async with self._undone_on_failure(None) as undo:
             up = await self._bring_up(undo, vm_id, shape, origin, None, Stopwatch())
-            await errand.run(up.guest, warm_up)
+            for command in warm_up:
+                # As it will be when the owner comes, to the last step: becoming somebody, then the first command.
+                await up.guest.adopt_identity(_identity(Incarnation(vm_id, 0), {}, new=True))
+                await errand.run(up.guest, command)
             await up.shell.vm.stop()
             undo.pop_all()
             return Machine(up.shell.entry, up.shell.vm, up.guest, self._connect, self._on_end, up.doorway)

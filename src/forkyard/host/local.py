@@ -23,12 +23,16 @@ from pathlib import Path
 import structlog
 
 from forkyard.errors import ForkyardError, HostFailure, InternalError, SandboxNotFound
+from forkyard.faults import reached
 from forkyard.guest.base import Connector, Guest, Identity
+from forkyard.host.cache import Cache
+from forkyard.host.chains import Chains
 from forkyard.host.checks import can_make_slots, free_space
 from forkyard.host.doorway import Doorway, NewDoor
 from forkyard.host.egress import EgressQueue
 from forkyard.host.foundry import Foundry, Origin, Shell
 from forkyard.host.journal import Entry, Journal, Phase, host_boot_id, settled_disk
+from forkyard.host.layers import Layers
 from forkyard.host.machine import Machine
 from forkyard.host.pool import Pool
 from forkyard.host.templates import ZEROS, Templates
@@ -82,10 +86,15 @@ class LocalHost:
         self._journal = Journal(settings.state_dir / "vms", lambda uid: self._slots.path(uid - settings.vm_uid_base))
         self._disks = Disks(settings.state_dir / "disks")
         self._snapshots = Snapshots(settings.state_dir / "snapshots")
+        self._chains = Chains(self._disks, settings.disk_layers)
+        self._layers = Layers(self._snapshots, settings.ram_dir, settings.snapshot_cache_mib << 20)
+        self._image = image
+        self._cache = Cache(settings.cache_dir, settings.state_dir, settings.scope, settings.cache_days)
         self._machines: dict[Incarnation, Machine] = {}
         #: Machines without a process: asleep on disk, shut down, or dead.
         self._resting: dict[Incarnation, Entry] = {}
         self._ended: asyncio.Queue[Ended] = asyncio.Queue()
+        self._adopting: set[asyncio.Task[None]] = set()
         self._foundry = Foundry(
             settings,
             driver,
@@ -134,6 +143,8 @@ class LocalHost:
         await asyncio.to_thread(self._snapshots.clean)
         self.templates.forget_ram({machine.entry.base for machine in self._machines.values()})
         await self._collect_disks()
+        await asyncio.to_thread(self._cache.register)
+        self._cache.start(lambda: [self._image.dir, *self.templates.loaded()])
         by_phase = {phase: {i for i, e in self._resting.items() if e.phase is phase} for phase in Phase}
         paused = {i for i, machine in self._machines.items() if machine.entry.phase is Phase.PAUSED}
         return Recovered(
@@ -161,6 +172,7 @@ class LocalHost:
             machine = Machine(entry, vm, None, self._connect, self._machine_ended, doorway)
             machine.awake(entry.phase is Phase.RUNNING)
             self._machines[entry.owner or Incarnation("", 0)] = machine
+            self._chains.look_after(machine)
             log.info("vm adopted", vm=entry.vm_id, pid=vm.pid, phase=entry.phase)
             return
         await self._driver.reclaim(record)
@@ -179,7 +191,10 @@ class LocalHost:
                 await machine.reachable(ADOPT_S)
 
     async def stop(self, *, destroy: bool = False) -> None:
+        self._cache.stop()
         await self._pool.stop()
+        await self._chains.stop()
+        self._layers.clear()
         await self._collect_disks()
         if destroy:
             for incarnation in [*self._machines, *self._resting]:
@@ -221,9 +236,11 @@ class LocalHost:
         try:
             async with self._instant(source) as (files, paused_ms):
                 origin = Origin(base, files)
+                reached("fork.captured")
 
                 async def one(child: Incarnation, shell: asyncio.Future[Shell]) -> Created:
                     machine = await self._foundry.restore(child, shape, origin, env, network, await shell)
+                    reached("fork.child_answered")
                     return self._keep(child, machine)
 
                 pairs = list(zip(children, shells, strict=True))
@@ -245,7 +262,9 @@ class LocalHost:
             await machine.kill()
         if entry is None:
             return
+        reached("destroy.killed")
         await self._foundry.remove(entry)
+        reached("destroy.removed")
         if entry.memory is not None:
             await asyncio.to_thread(self._snapshots.delete, entry.memory)
         self._resting.pop(incarnation, None)
@@ -256,8 +275,10 @@ class LocalHost:
     async def pause(self, incarnation: Incarnation) -> None:
         machine = self._machine(incarnation)
         await machine.vm.stop()
+        reached("pause.stopped")
         machine.awake(False)
         machine.entry = self._journal.write(replace(machine.entry, phase=Phase.PAUSED))
+        reached("pause.journalled")
 
     async def cool(self, incarnation: Incarnation) -> None:
         if incarnation in self._resting:
@@ -265,13 +286,17 @@ class LocalHost:
         machine = self._machine(incarnation)
         memory = f"memory-{machine.entry.vm_id}"
         async with self._captured(machine, seal=False) as (files, _):
+            reached("cool.captured")
             await self._write(memory, machine.entry, files)
+        reached("cool.written")
         entry = await asyncio.to_thread(
             self._journal.write, replace(machine.entry, phase=Phase.COLD, memory=memory), durable=True
         )
+        reached("cool.journalled")
         del self._machines[incarnation]
         self._resting[incarnation] = machine.entry = entry
         await machine.kill()
+        reached("cool.ended")
         await self._driver.reclaim(self._journal.record(entry))
         await self._foundry.release(entry)
         seal(entry.disk)
@@ -281,23 +306,32 @@ class LocalHost:
         if machine is not None:
             await machine.doorway.open(incarnation.sandbox_id, network)
             await machine.vm.cont()
+            reached("resume_hot.continued")
             machine.awake(True)
             guest = await machine.reachable(self._settings.create_timeout_s)
             # The clock stood still with the machine.
-            await guest.adopt_identity(
-                Identity(incarnation.sandbox_id, incarnation.sandbox_id, os.urandom(64), machine.entry.env)
+            name = incarnation.sandbox_id
+            adopting = asyncio.create_task(
+                _adopt(guest, Identity(name, name, os.urandom(64), machine.entry.env)), name=f"identity {name}"
             )
+            self._adopting.add(adopting)
+            adopting.add_done_callback(self._adopting.discard)
+            await asyncio.sleep(0)  # it is sent; the agent works in order, so nothing overtakes it
+            reached("resume_hot.answered")
             machine.entry = self._journal.write(replace(machine.entry, phase=Phase.RUNNING))
+            reached("resume_hot.journalled")
             return incarnation
         entry = self._resting_entry(incarnation)
         if entry.memory is None:
             raise HostFailure(
                 f"the memory of sandbox {incarnation.sandbox_id} is gone; boot from its disk: resume(memory=False)"
             )
-        async with self._saved(entry.memory) as origin:
+        async with self._saved(entry.memory) as (origin, _):
+            reached("resume_cold.loaded")
             # Through the entry, not the snapshot: the same memory, on an overlay of its own.
             shell = self._pool.take_shell(origin.base, entry.shape, origin.files.ram)
             machine = await self._foundry.restore(successor, entry.shape, origin, entry.env, network, shell)
+            reached("resume_cold.answered")
         self._keep(successor, machine)
         return successor
 
@@ -345,7 +379,9 @@ class LocalHost:
             return SnapshotMade(saved.size_bytes, 0.0)
         machine = self._machine(incarnation)
         async with self._captured(machine, seal=True) as (files, paused_ms):
+            reached("snapshot.captured")
             saved = await self._write(snapshot_id, machine.entry, files)
+        reached("snapshot.written")
         return SnapshotMade(saved.size_bytes, paused_ms)
 
     async def _write(self, snapshot_id: str, entry: Entry, files: SnapshotFiles) -> Saved:
@@ -355,6 +391,7 @@ class LocalHost:
         )
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
+        self._layers.forget(snapshot_id)
         await asyncio.to_thread(self._snapshots.delete, snapshot_id)
         await self._collect_disks()
 
@@ -363,8 +400,8 @@ class LocalHost:
 
     async def _restored(self, incarnation: Incarnation, spec: CreateSpec) -> Created:
         assert spec.snapshot_id is not None
-        async with self._saved(spec.snapshot_id) as origin:
-            shape = self._snapshots.read(spec.snapshot_id).shape
+        async with self._saved(spec.snapshot_id, keep=True) as (origin, shape):
+            reached("rollback.loaded")
             shell = self._pool.take_shell(origin.base, shape, origin.files.ram)
             machine = await self._foundry.restore(incarnation, shape, origin, spec.env, spec.network, shell)
         return self._keep(incarnation, machine)
@@ -374,7 +411,7 @@ class LocalHost:
         """A machine at this moment, as files to restore from; gone when the block ends. VMs keep what they mapped."""
         entry = self._resting.get(source)
         if entry is not None and entry.memory is not None:
-            async with self._saved(entry.memory) as origin:
+            async with self._saved(entry.memory) as (origin, _):
                 yield origin.files, 0.0
         else:
             async with self._captured(self._machine(source), seal=True) as (files, paused_ms):
@@ -382,6 +419,8 @@ class LocalHost:
 
     @contextlib.asynccontextmanager
     async def _captured(self, machine: Machine, *, seal: bool) -> AsyncIterator[tuple[SnapshotFiles, float]]:
+        if seal:
+            await self._chains.before_capture(machine)
         name = self._settings.ram_dir / f"capture-{secrets.token_hex(6)}"
         layer, device_state = name.with_suffix(".layer"), name.with_suffix(".state")
         before = machine.entry
@@ -398,6 +437,7 @@ class LocalHost:
                 machine.entry = self._journal.write(replace(machine.entry, disk=machine.vm.disk, next_disk=None))
                 if next_disk is not None:
                     self._disks.release(next_disk)
+                    self._chains.look_after(machine)
             paused_ms = captured.paused_ms if before.phase is Phase.RUNNING else 0.0
             ram = self._settings.ram_dir / f"{before.base}.ram"
             yield SnapshotFiles(ram, device_state, captured.disk, layer), paused_ms
@@ -406,17 +446,12 @@ class LocalHost:
             device_state.unlink(missing_ok=True)
 
     @contextlib.asynccontextmanager
-    async def _saved(self, snapshot_id: str) -> AsyncIterator[Origin]:
+    async def _saved(self, snapshot_id: str, *, keep: bool = False) -> AsyncIterator[tuple[Origin, Shape]]:
         """A snapshot on disk, with its pages on tmpfs as long as the block lasts. Verified."""
-        saved = await asyncio.to_thread(self._snapshots.read, snapshot_id)
-        ram = await self.templates.ram_of(saved.template, saved.shape)
-        layer = self._settings.ram_dir / f"saved-{secrets.token_hex(6)}.layer"
-        try:
-            await asyncio.to_thread(self._snapshots.load, saved, layer)
+        async with self._layers.use(snapshot_id, keep=keep) as (saved, layer):
+            ram = await self.templates.ram_of(saved.template, saved.shape)
             files = SnapshotFiles(ram, self._snapshots.device_state(snapshot_id), saved.disk, layer)
-            yield Origin(saved.template, files)
-        finally:
-            layer.unlink(missing_ok=True)
+            yield Origin(saved.template, files), saved.shape
 
     # ── network ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -478,6 +513,7 @@ class LocalHost:
 
     def _keep(self, incarnation: Incarnation, machine: Machine) -> Created:
         self._machines[incarnation] = machine
+        self._chains.look_after(machine)
         return Created(machine.entry.base, machine.entry.milestones)
 
     def _ram_of(self, incarnation: Incarnation) -> tuple[Shape, str, Path]:
@@ -502,6 +538,14 @@ class LocalHost:
 
     async def _collect_disks(self) -> None:
         await asyncio.to_thread(lambda: self._disks.collect([*self._journal.disks(), *self._snapshots.disks()]))
+
+
+async def _adopt(guest: Guest, identity: Identity) -> None:
+    try:
+        await guest.adopt_identity(identity)
+    except ForkyardError as error:
+        log.error("a machine did not take its identity", sandbox=identity.sandbox_id, error=error.message)
+        await guest.aclose()  # whoever it takes itself for, it is not talked to
 
 
 def _outcome(outcome: Created | BaseException) -> Created | ForkyardError:

@@ -31,8 +31,9 @@ WINDOW_S = 60.0
 QUIET_S = 0.25
 #: What a parked machine costs, for the memory budget.
 PARKED_MIB = 100
-#: Two commands that most first commands resemble: their code is translated when the owner comes.
-WARM_UP = "bash -c true; python3 -c 'import json, subprocess'"
+#: Commands that most first commands resemble: their code is translated when the owner comes. The short one last, and
+#: more than once: what is run only after the end of the first is translated by the second.
+WARM_UP = ("bash -c true; python3 -c 'import json, subprocess'", "echo $HOME", "true", "true")
 
 
 class Pool:

@@ -24,6 +24,7 @@ import structlog
 from forkyard.errors import ForkyardError, SnapshotCorrupt, TemplateBuildFailed
 from forkyard.guest.base import Connector, Guest
 from forkyard.host import errand
+from forkyard.host.cache import used_now
 from forkyard.host.foundry import Foundry
 from forkyard.host.journal import Journal
 from forkyard.images import BaseImage, Progress, agent_archive
@@ -110,6 +111,9 @@ class Templates:
                 self._ready[shape] = await self._load(await self.build(shape, progress))
             return self._ready[shape]
 
+    def loaded(self) -> list[Path]:
+        return [self._dir / template.key for template in self._ready.values()]
+
     def milestones(self, key: str) -> list[Milestone]:
         with contextlib.suppress(OSError, ValueError, KeyError):
             manifest = json.loads((self._dir / key / "manifest.json").read_text())
@@ -126,6 +130,7 @@ class Templates:
         async with self._build_lock(key):
             if not (final / "manifest.json").exists():
                 await self._build(key, image, shape, final, progress)
+            used_now(final)
         return key
 
     async def _load(self, key: str) -> Template:

@@ -102,7 +102,7 @@ class SandboxResume(Request):
 
 
 class SandboxResize(Request):
-    """Of a stopped or paused sandbox. vCPUs and memory take effect by a boot from disk; a disk only grows."""
+    """Of a stopped sandbox; of a paused one only the disk. Takes effect at the next boot from disk; a disk only grows."""
 
     vcpus: int | None = Field(None, ge=1, le=8)
     memory_mib: int | None = Field(None, ge=128, le=16384)
@@ -167,7 +167,12 @@ class ForkResult(Answer):
 
 
 class SnapshotCreate(Request):
-    name: str | None = Field(None, min_length=1, max_length=128, description="Unique among the snapshots of a daemon.")
+    name: str | None = Field(
+        None,
+        max_length=128,
+        pattern=r"^[^/\x00-\x1f\x7f]+$",
+        description="Unique among the snapshots of a daemon; without `/` and control characters.",
+    )
 
 
 class SnapshotInfo(Answer):

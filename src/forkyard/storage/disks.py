@@ -61,6 +61,20 @@ class Disks:
         """What a disk occupies above its template, sealed layers that others share included."""
         return sum(allocated_bytes(path) for path in chain(top) if path.parent == self._dir)
 
+    def layers(self, top: Path) -> list[Path]:
+        """A disk and what it rests on, down to its template, which is not among them."""
+        return [path for path in chain(top) if path.parent == self._dir]
+
+    def fold(self, top: Path) -> Path:
+        """What the disk should rest on itself when its chain is too long: half of the layers go, and further ones as long
+        as each is no larger than all above it together. So a large layer is not copied again and again for small ones."""
+        whole = chain(top)
+        sizes = [allocated_bytes(path) for path in self.layers(top)]
+        folded = max(len(sizes) // 2, 1)
+        while folded < len(sizes) and sizes[folded] <= sum(sizes[:folded]):
+            folded += 1
+        return whole[folded]
+
 
 def seal(path: Path) -> None:
     """From now on it is only a base for others: nobody writes to it, and every VM may read it."""

@@ -19,8 +19,10 @@ import mmap
 import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from forkyard.errors import SnapshotCorrupt, SnapshotFailed, SnapshotNotFound
 from forkyard.models import Shape
@@ -30,6 +32,7 @@ PAGE = 4096
 #: Hashed and written in pieces of this size: large enough to be fast, small enough to stay in the cache.
 CHUNK = 1 << 20
 FORMAT = 1
+IOV_MAX = os.sysconf("SC_IOV_MAX")
 
 
 @dataclass(frozen=True)
@@ -63,11 +66,17 @@ class Snapshots:
         scratch = self._scratch(snapshot_id)
         try:
             runs = data_runs(layer)
-            pages_sha256 = _write_pages(layer, runs, scratch / "pages")
             state = device_state.read_bytes()
-            _write_synced(scratch / "device-state", state)
+            with ThreadPoolExecutor(2, "snapshot") as others:
+                # All at once: the disk is slow to answer, and asked three times together answers once.
+                syncing = [
+                    others.submit(_write_synced, scratch / "device-state", state),
+                    others.submit(sync, disk),
+                ]
+                pages_sha256 = _write_pages(layer, runs, scratch / "pages")
+                for done in syncing:
+                    done.result()
             saved = Saved(snapshot_id, template, shape, disk, runs, pages_sha256, hashlib.sha256(state).hexdigest())
-            sync(disk)
             self._publish(saved, scratch)
             return saved
         except OSError as error:
@@ -211,37 +220,74 @@ def data_runs(layer: Path) -> list[tuple[int, int]]:
 
 
 def _write_pages(layer: Path, runs: list[tuple[int, int]], target: Path) -> str:
-    digest = hashlib.sha256()
-    with layer.open("rb") as source, target.open("wb") as out:
-        size = os.fstat(source.fileno()).st_size
-        if size:
-            with mmap.mmap(source.fileno(), size, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
-                for start, end in _pieces(runs):
-                    with view[start:end] as piece:
-                        digest.update(piece)
-                        out.write(piece)
+    with layer.open("rb") as source, target.open("wb") as out, _Hashing() as hashing:
+        if runs:  # an empty file cannot be mapped
+            for pieces in _batches(mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ), runs):
+                hashing.add(pieces)
+                for piece in pieces:
+                    out.write(piece)
         out.flush()
         os.fsync(out.fileno())
-    target.chmod(0o400)
-    return digest.hexdigest()
+        target.chmod(0o400)
+        return hashing.hexdigest()
 
 
 def _read_pages(source: Path, runs: list[tuple[int, int]], shape: Shape, target: Path) -> str:
     size = shape.memory_mib << 20
     if any(first < 0 or count < 1 or (first + count) * PAGE > size for first, count in runs):
         raise ValueError("its manifest names pages outside of the machine's memory")
-    digest = hashlib.sha256()
-    with source.open("rb") as file, target.open("wb+") as out:
+    with source.open("rb") as file, target.open("wb+") as out, _Hashing() as hashing:
         if os.fstat(file.fileno()).st_size != sum(count for _, count in runs) * PAGE:
             raise ValueError("its file of memory pages has not the length it should have")
         os.truncate(out.fileno(), size)
-        with mmap.mmap(out.fileno(), size) as mapped, memoryview(mapped) as view:
-            for start, end in _pieces(runs):
-                with view[start:end] as piece:
-                    if file.readinto(piece) != end - start:
-                        raise ValueError("its file of memory pages is too short")
-                    digest.update(piece)
-    return digest.hexdigest()
+        for pieces in _batches(mmap.mmap(out.fileno(), size), runs):
+            if os.readv(file.fileno(), pieces) != sum(len(piece) for piece in pieces):
+                raise ValueError("its file of memory pages is too short")
+            hashing.add(pieces)
+        return hashing.hexdigest()
+
+
+class _Hashing:
+    """SHA-256 in a thread of its own, beside the reading or writing: it takes as long as that."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self._thread = ThreadPoolExecutor(1, "hash")
+        self._added: list[Future[None]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
+
+    def add(self, pieces: list[memoryview]) -> None:
+        self._added.append(self._thread.submit(self._update, pieces))
+
+    def _update(self, pieces: list[memoryview]) -> None:
+        for piece in pieces:
+            self._digest.update(piece)
+
+    def hexdigest(self) -> str:
+        for added in self._added:
+            added.result()
+        return self._digest.hexdigest()
+
+
+def _batches(mapped: mmap.mmap, runs: list[tuple[int, int]]) -> Iterator[list[memoryview]]:
+    """The pages of these runs, about a chunk at a time, in no more pieces than one system call takes. The mapping ends
+    with the last of them."""
+    view = memoryview(mapped)
+    pieces: list[memoryview] = []
+    size = 0
+    for start, end in _pieces(runs):
+        pieces.append(view[start:end])
+        size += end - start
+        if size >= CHUNK or len(pieces) == IOV_MAX:
+            yield pieces
+            pieces, size = [], 0
+    if pieces:
+        yield pieces
 
 
 def _pieces(runs: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:

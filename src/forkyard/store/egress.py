@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 import sqlalchemy as sa
 
@@ -23,8 +24,8 @@ PRUNE_EVERY = 500
 
 
 class EgressQueries(Database):
-    def __init__(self, writer: sa.Engine, reader: sa.Engine) -> None:
-        super().__init__(writer, reader)
+    def __init__(self, writer: sa.Engine, reader: sa.Engine, wal: Path) -> None:
+        super().__init__(writer, reader, wal)
         self._added: Counter[str] = Counter()  # since old records of that sandbox were last looked for
 
     async def add_egress(self, records: Sequence[EgressRecord], *, kept: int = KEPT) -> None:

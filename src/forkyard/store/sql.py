@@ -36,6 +36,7 @@ from forkyard.store.records import (
     SandboxRecord,
     SealedSecret,
 )
+from forkyard.store.retention import Retention
 from forkyard.store.secrets import SecretQueries
 from forkyard.store.snapshots import SnapshotQueries
 from forkyard.store.ssh import SshQueries
@@ -44,8 +45,24 @@ from forkyard.store.tables import events, idempotency, keys, sandboxes
 IDEMPOTENCY_LIFETIME = timedelta(hours=24)
 CREATES_WINDOW = timedelta(minutes=1)
 
+# Made once: to put such a statement together costs more than to run it, and these are what every verb waits for.
+_BY_ID = sandboxes.select().where(sandboxes.c.id == sa.bindparam("at_id"))
+_HERE = (
+    sandboxes.c.id == sa.bindparam("at_id"),
+    sandboxes.c.incarnation == sa.bindparam("at_incarnation"),
+    sandboxes.c.state == sa.bindparam("at_state"),
+)
+_KEY_OF = sa.select(sandboxes.c.key_id).where(*_HERE)
+_MOVE = sandboxes.update().where(*_HERE).returning(sandboxes)
+# A sandbox ends once: deleting a failed one later does not change when it ended.
+_END = _MOVE.values(
+    ended_at=sa.func.coalesce(sandboxes.c.ended_at, sa.bindparam("at_now", type_=sandboxes.c.ended_at.type))
+)
 
-class Store(SnapshotQueries, EgressQueries, SecretQueries, SshQueries, PreviewQueries, GitQueries, IdentityQueries):
+
+class Store(
+    SnapshotQueries, EgressQueries, SecretQueries, SshQueries, PreviewQueries, GitQueries, IdentityQueries, Retention
+):
     """Open with `Store.open`."""
 
     # ── sandboxes ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -72,7 +89,8 @@ class Store(SnapshotQueries, EgressQueries, SecretQueries, SshQueries, PreviewQu
                 connection.execute(idempotency.insert(), values)
             return record
 
-        return await self._write(work)
+        # Not durable, here and below: until its machine is there too, a sandbox is nothing that could be lost.
+        return await self._write(work, durable=False)
 
     async def add_sandboxes(
         self, new: Sequence[NewSandbox], *, admit: Admit | None = None
@@ -89,7 +107,7 @@ class Store(SnapshotQueries, EgressQueries, SecretQueries, SshQueries, PreviewQu
                     made.append(refusal)
             return made
 
-        return await self._write(work)
+        return await self._write(work, durable=False)
 
     async def transition(
         self,
@@ -107,11 +125,14 @@ class Store(SnapshotQueries, EgressQueries, SecretQueries, SshQueries, PreviewQu
         snapshot_id: str | None = None,
         last_active_at: datetime | None = None,
         admit: Admit | None = None,
-    ) -> bool:
-        """Move a sandbox from one state to another. False if it was not in `from_`, or not in this incarnation:
-        somebody else was first. A change that the table of `lifecycle` does not know is a `StateConflict`.
+        durable: bool = True,
+    ) -> SandboxRecord | None:
+        """Move a sandbox from one state to another: what it is now. None if it was not in `from_`, or not in this
+        incarnation: somebody else was first. A change that the table of `lifecycle` does not know is a `StateConflict`.
 
-        `next_incarnation`: from now on the sandbox is this machine. `admit` is asked first, in the same transaction."""
+        `next_incarnation`: from now on the sandbox is this machine. `admit` is asked first, in the same transaction. Not
+        `durable`: a power cut may undo it, a crash of the daemon does not (a change that a power cut undoes anyway need
+        not wait for the disk)."""
         if not allowed(from_, to):
             raise StateConflict(f"a sandbox cannot go from {from_} to {to}", sandbox_id=sandbox_id)
         now = _now()
@@ -124,28 +145,27 @@ class Store(SnapshotQueries, EgressQueries, SecretQueries, SshQueries, PreviewQu
         }
         changes: dict[str, Any] = {"state": to, "cause": cause, "cause_detail": detail, "updated_at": now}
         changes |= {name: value for name, value in given.items() if value is not None}
-        if to in ENDED:
-            # A sandbox ends once: deleting a failed one later does not change when it ended.
-            changes["ended_at"] = sa.func.coalesce(sandboxes.c.ended_at, now)
-        elif from_ is State.FAILED and to is not State.DELETING:
+        if from_ is State.FAILED and to not in ENDED and to is not State.DELETING:
             changes["ended_at"] = None
-        here = sa.and_(sandboxes.c.id == sandbox_id, sandboxes.c.incarnation == incarnation, sandboxes.c.state == from_)
+        here = {"at_id": sandbox_id, "at_incarnation": incarnation, "at_state": from_}
 
-        def work(connection: sa.Connection) -> bool:
+        def work(connection: sa.Connection) -> SandboxRecord | None:
             if admit is not None:
-                row = connection.execute(sa.select(sandboxes.c.key_id).where(here)).first()
-                if row is None:
-                    return False
-                admit(_load(connection, row.key_id, now, without=sandbox_id))
-            if connection.execute(sandboxes.update().where(here).values(changes)).rowcount != 1:
-                return False
+                key = connection.execute(_KEY_OF, here).first()
+                if key is None:
+                    return None
+                admit(_load(connection, key.key_id, now, without=sandbox_id))
+            move, values = (_END, {"at_now": now, **changes}) if to in ENDED else (_MOVE, changes)
+            row = connection.execute(move, {**here, **values}).mappings().first()
+            if row is None:
+                return None
             if from_ is State.CREATING and to is not State.RUNNING:
                 # A create that came to nothing frees its Idempotency-Key, so that a retry tries again.
                 connection.execute(idempotency.delete().where(idempotency.c.sandbox_id == sandbox_id))
             record_event(connection, now, sandbox_id, f"sandbox.{to}", cause, detail, data)
-            return True
+            return _sandbox(row)
 
-        return await self._write(work)
+        return await self._write(work, durable=durable)
 
     async def update_sandbox(
         self, sandbox_id: str, changes: Mapping[str, Any], *, states: Collection[State] | None = None
@@ -170,8 +190,8 @@ class Store(SnapshotQueries, EgressQueries, SecretQueries, SshQueries, PreviewQu
         await self._write(lambda connection: connection.execute(update).rowcount)
 
     async def sandbox(self, sandbox_id: str) -> SandboxRecord | None:
-        query = sandboxes.select().where(sandboxes.c.id == sandbox_id)
-        found = await self._read(lambda connection: connection.execute(query).mappings().first())
+        at = {"at_id": sandbox_id}
+        found = await self._read(lambda connection: connection.execute(_BY_ID, at).mappings().first())
         return None if found is None else _sandbox(found)
 
     async def list_sandboxes(

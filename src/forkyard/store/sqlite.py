@@ -19,7 +19,7 @@ def configure(engine: sa.Engine, begin: Literal["BEGIN", "BEGIN IMMEDIATE"]) -> 
         cursor = connection.cursor()
         for pragma in (
             "journal_mode=WAL",
-            "synchronous=FULL",  # a committed state survives a power cut
+            "synchronous=FULL",  # a committed state survives a power cut, unless its transaction says that it need not
             "foreign_keys=ON",
             f"busy_timeout={BUSY_TIMEOUT_MS}",
         ):
@@ -28,4 +28,8 @@ def configure(engine: sa.Engine, begin: Literal["BEGIN", "BEGIN IMMEDIATE"]) -> 
 
     @sa.event.listens_for(engine, "begin")
     def _on_begin(connection: sa.Connection) -> None:
+        if begin == "BEGIN IMMEDIATE":
+            # NORMAL: not lost by a crash of the daemon, perhaps by a power cut; synced with the next commit that is FULL.
+            durable = connection.get_execution_options().get("durable", True)
+            connection.exec_driver_sql(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
         connection.exec_driver_sql(begin)

@@ -80,6 +80,7 @@ class ExitKind(StrEnum):
     KILLED = "killed"  # by us
     SHUTDOWN = "shutdown"  # the guest powered off
     PANIC = "panic"  # the guest kernel panicked
+    OUT_OF_MEMORY = "out_of_memory"  # the guest kernel panicked for want of memory
     CRASHED = "crashed"  # the hypervisor died
 
 
@@ -124,6 +125,12 @@ class Vm(Protocol):
         was, or stays stopped if not `keep_running`. If it fails or is cancelled, the VM goes on as it was, the target's
         files are gone, and `disk` says which disk is in use. Nothing is synced to the host's disk but what the guest had
         synced: durability is the host's affair."""
+        ...
+
+    async def flatten(self, base: Path) -> None:
+        """Copy what lies between the disk and `base`, which it rests on, into the disk, so that it rests on `base` itself.
+        While the VM goes on; nothing between is changed. A capture, or the end of the VM, cuts it off: then the chain is as
+        it was."""
         ...
 
     async def cont(self) -> None:

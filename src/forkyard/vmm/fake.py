@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forkyard.errors import VmStartFailed
+from forkyard.errors import HostFailure, VmStartFailed
 from forkyard.models import Check
 from forkyard.vmm.base import (
     BootSource,
@@ -128,6 +128,11 @@ class FakeVm:
             self._process.disk = target.next_disk
         self._process.cpus_running = self._process.cpus_running and keep_running
         return Captured(paused_ms=1.0, layer_bytes=4096, disk=before)
+
+    async def flatten(self, base: Path) -> None:
+        if not base.exists():
+            raise HostFailure(f"there is no {base}")
+        await self._driver.step("flatten")
 
     async def cont(self) -> None:
         await self._driver.step("cont")

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from forkyard.errors import ForkyardError, SnapshotFailed, VmCrashed
+from forkyard.faults import reached
 from forkyard.vmm.base import Captured, CaptureTarget, VmRecord
 from forkyard.vmm.qemu import disks
 from forkyard.vmm.qemu.disks import Top
@@ -126,6 +127,7 @@ class Capture:
             try:
                 async with self._next_top() as next_top:
                     await copying
+                    reached("capture.copied")
                     pausing = self._pause(thread, copier, state, next_top, was_running, keep_running)
                     paused_ms = await to_the_end(pausing)
             finally:
@@ -184,6 +186,7 @@ class Capture:
                     raise outcome
             if outcomes[-1]["status"] not in ("paused", "prelaunch"):
                 raise VmCrashed(f"the guest of VM {self.record.vm_id} ended while it was captured")
+            reached("capture.saved")
             sealed = self._seal(next_top)
             resumed = self._resume(was_running and keep_running)
             # The VM goes on even if its disk could not be sealed.
@@ -195,6 +198,7 @@ class Capture:
                 await self._resume(was_running)
             raise
         paused_ms = (time.perf_counter() - started) * 1000
+        reached("capture.sealed")
         if next_top is not None:
             await asyncio.to_thread(disks.seal, disk)
         return paused_ms

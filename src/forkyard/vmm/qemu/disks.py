@@ -60,6 +60,10 @@ def root_options(below: str) -> dict[str, str]:
     return {"driver": "raw", "node-name": ROOT_NODE, "file": below, "discard": "unmap"}
 
 
+def is_top(node: str) -> bool:
+    return node.startswith(_TOP)
+
+
 def tops(nodes: list[dict[str, Any]]) -> tuple[Top, list[str]]:
     """From the answer to `query-named-block-nodes`: the disk in use, and nodes that were prepared for a sealing which never
     came (their daemon died)."""

@@ -206,7 +206,10 @@ class QemuDriver:
                 uid=record.uid,
                 directory=record.dir,
                 cgroup_entrances=self._cgroups.create(
-                    record.vm_id, memory_bytes=memory_mib * MIB, pids=THREADS + shape.vcpus
+                    record.vm_id,
+                    vcpus=shape.vcpus,
+                    memory_bytes=memory_mib * MIB,
+                    pids=THREADS + shape.vcpus,
                 ),
                 keep_fds=inherited,
                 netns=record.netns,
@@ -330,16 +333,16 @@ class QemuDriver:
 
     def _cgroup_check(self) -> Check:
         limited = sorted(c for h in self._cgroups.hierarchies for c in h.controllers)
-        if limited == ["memory", "pids"]:
+        if limited == ["cpu", "memory", "pids"]:
             versions = "+".join(sorted({f"v{h.version}" for h in self._cgroups.hierarchies}))
             return Check(
-                name="cgroups", status="ok", summary=f"each VM is limited in memory and processes ({versions})"
+                name="cgroups", status="ok", summary=f"each VM is limited in CPU, memory and processes ({versions})"
             )
         return Check(
             name="cgroups",
             status="warning",
             summary=f"VMs are limited in {' and '.join(limited) or 'nothing'}; a runaway one could use up the host",
-            advice="Mount /sys/fs/cgroup writable, with the memory and pids controllers.",
+            advice="Mount /sys/fs/cgroup writable, with the cpu, memory and pids controllers.",
         )
 
 

@@ -22,6 +22,7 @@ from forkyard.vmm.qemu.cgroups import Cgroups
 from forkyard.vmm.qemu.cmdline import CONSOLE, CONSOLE_RING_BYTES
 from forkyard.vmm.qemu.disks import Top
 from forkyard.vmm.qemu.finishing import in_thread
+from forkyard.vmm.qemu.flatten import Flatten, cancel_all
 from forkyard.vmm.qemu.process import Process, Status
 from forkyard.vmm.qemu.qmp import Event, Qmp
 from forkyard.vmm.qemu.shim import Range, map_file
@@ -30,6 +31,8 @@ LOAD_TIMEOUT_S = 30.0
 KILL_TIMEOUT_S = 30.0
 #: Each makes up to two mappings, and a process may have 65530 (vm.max_map_count). Smaller runs beyond that are copied.
 MAX_MAPPED_RUNS = 16_000
+#: In the last words of a kernel that had no memory left: nobody to kill, or told to panic (`vm.panic_on_oom`).
+OUT_OF_MEMORY = ("out of memory", "deadlocked on memory")
 CONSOLE_LOG_BYTES = 256 * 1024  # of a sandbox; a template's boot log is whole
 
 
@@ -78,6 +81,8 @@ def guest_end(run_state: str, reason: str, console: str) -> VmExit | None:
     if run_state == "guest-panicked" or (reason == "guest-reset" and "Kernel panic - not syncing" in console):
         line = next((line for line in reversed(console.splitlines()) if "Kernel panic" in line), "")
         cause = line.partition("Kernel panic - not syncing: ")[2][:200].strip()
+        if any(words in cause.lower() for words in OUT_OF_MEMORY):
+            return VmExit(ExitKind.OUT_OF_MEMORY, f"the guest ran out of memory: {cause}; give it more memory_mib")
         return VmExit(ExitKind.PANIC, "the guest kernel panicked" + (f": {cause}" if cause else ""))
     if run_state == "shutdown" and reason == "guest-reset":
         return VmExit(ExitKind.SHUTDOWN, "the guest rebooted, which ends a sandbox; create a new one")
@@ -96,6 +101,7 @@ class QemuVm:
         self._live_capture = live_capture
         self._top = Top(1, record.disk)
         self._capturing = asyncio.Lock()
+        self._flattening: asyncio.Task[None] | None = None
         self._qmp: Qmp | None = None
         self._connecting = asyncio.Lock()
         self._stop_asked = False
@@ -209,6 +215,7 @@ class QemuVm:
 
     async def find_disk(self) -> None:
         """Of a VM that another daemon started: which disk it writes to now."""
+        await cancel_all(await self.connect(timeout_s=15.0))
         nodes = await self._execute("query-named-block-nodes", flat=True)
         self._top, prepared = disks.tops(nodes)
         for node in prepared:
@@ -217,6 +224,7 @@ class QemuVm:
     async def capture(self, target: CaptureTarget, *, keep_running: bool) -> Captured:
         async with self._capturing:
             qmp = await self.connect(timeout_s=15.0)
+            await self._stop_flattening(qmp)
             status = str((await qmp.execute("query-status"))["status"])
             if status not in ("running", "paused", "prelaunch"):
                 raise VmCrashed(f"the guest of VM {self._record.vm_id} has ended (QEMU: {status})")
@@ -233,6 +241,20 @@ class QemuVm:
             finally:
                 self._top = capture.top
                 self._stop_asked = asked_before
+
+    async def flatten(self, base: Path) -> None:
+        async with self._capturing:
+            if self._flattening is None or self._flattening.done():
+                flatten = Flatten(await self.connect(timeout_s=15.0), self._top, base)
+                self._flattening = asyncio.create_task(flatten.run(), name=f"flatten {self._record.vm_id}")
+            under_way = self._flattening
+        await asyncio.shield(under_way)
+
+    async def _stop_flattening(self, qmp: Qmp) -> None:
+        """A disk that QEMU copies into cannot be sealed."""
+        if self._flattening is not None and not self._flattening.done():
+            await Flatten(qmp, self._top, self._top.path).cancel()
+            await asyncio.wait({self._flattening})
 
     async def cont(self) -> None:
         self._stop_asked = False
@@ -323,7 +345,7 @@ class QemuVm:
         if self._killed:
             return VmExit(ExitKind.KILLED, "ended by Forkyard")
         if self._cgroups.out_of_memory(self._record.vm_id):
-            return VmExit(ExitKind.CRASHED, "QEMU used more memory than its limit and was ended by the kernel")
+            return VmExit(ExitKind.CRASHED, "killed by the host: QEMU used more memory than its limit")
         said = await asyncio.to_thread(tail, qemu_log(self._record), 500)
         return VmExit(ExitKind.CRASHED, f"QEMU {status}" + (f"; it said: {said}" if said else ""))
 
@@ -331,6 +353,9 @@ class QemuVm:
         if self._settling is not None:
             self._settling.cancel()
             await asyncio.wait({self._settling})
+        if self._flattening is not None:
+            self._flattening.cancel()
+            await asyncio.wait({self._flattening})
         if self._qmp is not None:
             await self._qmp.aclose()
 
