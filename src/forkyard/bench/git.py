@@ -137,6 +137,7 @@ class _Bench:
             *("git", "daemon", "--export-all", f"--base-path={self._scratch}", "--reuseaddr"),
             *("--listen=127.0.0.1", f"--port={port}"),
             env=_env(self._scratch),
+            stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
         )
         try:
@@ -166,6 +167,8 @@ class _Bench:
             for piece in feed:
                 process.stdin.write(piece)
                 await process.stdin.drain()
+            process.stdin.close()
+            process.stdin.close()
         async with asyncio.timeout(CLIENT_S):
             out, err = await process.communicate()
         if process.returncode:
