@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import select
 import socket
 import time
 from collections.abc import Mapping
@@ -20,12 +19,13 @@ from typing import assert_never
 
 from forkyard.guest.base import SocketOwner
 from forkyard.models.network import EgressRecord, Verdict
-from forkyard.net.base import DOOR_ADDRESS, INTERNAL_DOMAIN, Network
+from forkyard.net.base import DOOR_ADDRESS, INTERNAL_DOMAIN, Network, Service
 from forkyard.net.outside import Intercepted, tcp_connect
+from forkyard.net.peek import Peek
 from forkyard.net.policy import Decision, address_of
 from forkyard.net.relay import BudgetSpent, Relay, reset
 from forkyard.net.requests import BadRequest, Head, Requests, parse_head
-from forkyard.net.sniff import MOST_BYTES, Http, Malformed, Opaque, Sight, Tls, sniff
+from forkyard.net.sniff import Http, Malformed, Opaque, Sight, Tls, sniff
 from forkyard.net.watch import PrivateOnly, Watch
 
 #: How long a connection that only its first bytes can justify may stay silent.
@@ -58,7 +58,7 @@ class Connection:
         self._began_s = time.monotonic()
         self._relay: Relay | None = None
         self._sight: Sight | None = None
-        self._service: str | None = None
+        self._service: Service | None = None
         self._intercepted: Network | None = None
         self._noted: tuple[Verdict, str | None] = ("allowed", None)
 
@@ -120,8 +120,8 @@ class Connection:
         if self._relay is None:
             return  # the new policy is asked anyway
         if self._service is not None:
-            if watch.network.services.get(self._name or "") is None:
-                self.end(Denied(f"{self._name} is no longer there"))
+            if watch.network.services.get(self._name or "") != self._service:
+                self.end(Denied(f"{self._name} is no longer what it was; connect again"))
         elif (reason := watch.out_of_budget()) is not None:
             self.end(Denied(reason))
         elif self._intercepted is not None and _terms(self._intercepted) != _terms(watch.network):
@@ -198,7 +198,7 @@ class Connection:
     async def _look(self, allowed: bool, by_address: bool) -> Sight:
         """What the guest's first bytes are. An address that may be reached under no name at all need not wait for them
         to make sense; one that may not be reached as it is must not wait for them long."""
-        peek = _Peek(self._guest)
+        peek = Peek(self._guest)
         data = b""
         deadline_s = None if allowed else self._loop.time() + _UNJUSTIFIED_S
         try:
@@ -247,7 +247,7 @@ class Connection:
             case _:
                 assert_never(sight)
         if claimed is not None and (service := self._watch.network.services.get(claimed)) is not None:
-            self._name = self._service = claimed
+            self._name, self._service = claimed, service
             if head is None:
                 raise Denied(f"{claimed} speaks plain HTTP only; use http://{claimed}")
             upstream = await tcp_connect(service.address, service.port)
@@ -309,12 +309,12 @@ class Connection:
     async def _carry(
         self, upstream: socket.socket, owner: asyncio.Task[SocketOwner | None], requests: Requests | None = None
     ) -> None:
-        await asyncio.wait((owner,), timeout=_OWNER_GRACE_S)
         relay = self._relay
         if relay is None or relay.outer is not upstream:
             if relay is not None:
                 relay.stop()
             relay = self._relay = Relay(self._guest, upstream, self._watch.meter)
+        await asyncio.wait((owner,), timeout=_OWNER_GRACE_S)
         if requests is not None:
             _Checked(relay, requests)
         self.reconsider()  # what was decided may have changed since
@@ -427,41 +427,6 @@ class _Checked:
             self._relay.up.write(waited)
             self._relay.up.resume()
         return data
-
-
-class _Peek:
-    """Waits for bytes on a socket and leaves them there."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._sock = sock
-        self._poll = select.poll()
-        self._poll.register(sock, select.POLLRDHUP)
-
-    async def beyond(self, count: int) -> bytes:
-        """The first bytes, when there are more than `count`; or all there will ever be."""
-        # Otherwise the bytes that we leave would wake us for ever.
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count + 1)
-        while True:
-            with contextlib.suppress(BlockingIOError):
-                ended = bool(self._poll.poll(0))
-                data = self._sock.recv(MOST_BYTES, socket.MSG_PEEK)
-                if len(data) > count or ended or not data:
-                    return data
-            await self._readable()
-
-    async def _readable(self) -> None:
-        ready = asyncio.Event()
-        fd = self._sock.fileno()
-        self._loop.add_reader(fd, ready.set)
-        try:
-            await ready.wait()
-        finally:
-            self._loop.remove_reader(fd)
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
 
 def _terms(network: Network) -> tuple[object, ...]:
