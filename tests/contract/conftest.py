@@ -20,13 +20,23 @@ from forkyard.errors import ExecNotFound, FileMissing, ForkyardError
 from forkyard.git.hosting import GitHosting
 from forkyard.guest.base import ExecSpec, Exit, Lost, Output
 from forkyard.guest.fake import FakeGuest
+from forkyard.host.templates import AGENT_DIR
 from forkyard.hosts.memory import MemoryHost
+from forkyard.images import ensure_front
 from forkyard.models import WatchEvent
 from forkyard.store.sql import Store
 from forkyard.vmm.base import FaultPlan
 
 JSON = {"Content-Type": "application/json"}
 Item = Output | Lost | Exit | bytes | WatchEvent | ForkyardError | None
+
+
+@pytest.fixture(params=["agent", "front"])
+def front(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+    """The agent alone, or behind its front as in a guest: nobody can tell."""
+    if request.param == "agent":
+        return None
+    return ensure_front(AGENT_DIR / "front.c", tmp_path_factory.getbasetemp())
 
 
 class Script:

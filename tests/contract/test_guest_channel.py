@@ -30,8 +30,8 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture
-async def agent(tmp_path: Path) -> AsyncIterator[LocalAgent]:
-    async with LocalAgent(tmp_path) as agent:
+async def agent(tmp_path: Path, front: Path | None) -> AsyncIterator[LocalAgent]:
+    async with LocalAgent(tmp_path, front) as agent:
         yield agent
 
 

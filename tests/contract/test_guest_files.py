@@ -28,9 +28,9 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture
-async def guest(tmp_path: Path) -> AsyncIterator[Guest]:
+async def guest(tmp_path: Path, front: Path | None) -> AsyncIterator[Guest]:
     (tmp_path / "agent").mkdir()
-    async with LocalAgent(tmp_path / "agent") as agent:
+    async with LocalAgent(tmp_path / "agent", front) as agent:
         guest = await connect(agent.socket, timeout_s=10)
         yield guest
         await guest.aclose()

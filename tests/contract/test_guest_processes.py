@@ -24,8 +24,8 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture
-async def agent(tmp_path: Path) -> AsyncIterator[LocalAgent]:
-    async with LocalAgent(tmp_path) as agent:
+async def agent(tmp_path: Path, front: Path | None) -> AsyncIterator[LocalAgent]:
+    async with LocalAgent(tmp_path, front) as agent:
         yield agent
 
 
@@ -95,6 +95,46 @@ async def test_output_that_a_daemon_writes_later_is_kept(guest: Guest, tmp_path:
             await asyncio.sleep(0.02)
     async with guest.attach(info.id, stdout_offset=6) as execution:
         assert await anext(aiter(execution)) == Output("stdout", 6, b"late\n")
+
+
+PLAIN = [
+    *("true", "false", "ls -d /etc", "ls /no-such-file", "printenv PWD", "printenv SHLVL", "printenv HOME", "env -0"),
+    *(
+        "no-such-program",
+        "no-such-program -x",
+        "/no/such/program",
+        "/etc",
+        "/etc/passwd",
+        "./my-script",
+        "my-script",
+        "./words a b",
+    ),
+    *("cd /", "echo -e x", "test -d /etc", "exit 3", "time", "kill -l", ". ./my-script", ":", "-x", "a:b", "1"),
+    *("echo  two", " true", "true ", "A=1", "echo $HOME", "echo a;false", "true\nfalse", "ls *", "ls ~", "[ -d /etc ]"),
+]
+
+
+@pytest.mark.parametrize("command", PLAIN)
+async def test_a_command_does_what_bash_makes_of_it(guest: Guest, tmp_path: Path, command: str) -> None:
+    """Also one that is started without it."""
+    (tmp_path / "my-script").write_text("echo a script without a first line\n")
+    (tmp_path / "words").write_text("#!/bin/sh\nprintf '%s.' \"$@\"\n")
+    for name in ("my-script", "words"):
+        (tmp_path / name).chmod(0o755)
+    options = {"cwd": str(tmp_path), "env": {"PATH": f"{os.environ['PATH']}:{tmp_path}"}}
+    out, err, ended = await run(guest, command, **options)
+    expected_out, expected_err, expected = await run(guest, ["/bin/bash", "-c", command], **options)
+    if command == "env -0":
+        variables, expected_variables = set(out.split(b"\0")), set(expected_out.split(b"\0"))
+        assert {v for v in expected_variables if not v.startswith(b"_=")} == variables - {b"_=/bin/env"}
+    else:
+        assert (out, err) == (expected_out, expected_err)
+    assert (ended.exit_code, ended.signal) == (expected.exit_code, expected.signal)
+
+
+async def test_a_command_is_left_to_bash_if_functions_are_handed_to_it(guest: Guest) -> None:
+    out, _, _ = await run(guest, "uname", env={"BASH_FUNC_uname%%": "() { echo mine; }"})
+    assert out == b"mine\n"
 
 
 async def test_cgroups_of_ended_execs_are_removed(guest: Guest, agent: LocalAgent) -> None:

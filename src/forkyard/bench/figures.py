@@ -78,8 +78,12 @@ FIGURES = (
     Figure("fork_child_answers", "fork", "fork(1): the child's agent answers", 2, "x_t0"),
     Figure("fork_child_exec", "fork", "fork(1): the child's first exec is done", 5, "x_t0"),
     Figure("fork10_all_answer", "fork", "fork(10): all ten agents answer", 10, "x_t0"),
+    Figure(
+        "fork_clean_ram", "fork", "fork, 512 MiB more of clean RAM in the guest: times as long", 1.2, "at_most", "×"
+    ),
     Figure("sibling_pss_mib", "fork", "extra memory of an idle sibling", 40, "at_most", "MiB"),
     Figure("snapshot_pause_400mb", "snapshot", "snapshot, 400 MB dirty, always written: it stands still", 0.5, "x_t0"),
+    Figure("create_snapshot", "snapshot", "create from a snapshot, beside a plain create", 1.3, "at_most", "×"),
     Figure("pause_hot", "pause", "pause", 0.2, "x_t0"),
     Figure("resume_hot", "resume", "resume, soon after", 0.2, "x_t0"),
     Figure("pause_cold", "pause", "pause to disk, 40 MB dirty", 3, "x_t0"),

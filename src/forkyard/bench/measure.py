@@ -151,13 +151,50 @@ async def fork(n: int | None, say: Say) -> dict[str, Sample]:
             await asyncio.sleep(2)
             pss += [(await child.usage()).pss_mib for child in children]
             await asyncio.gather(*(child.delete() for child in children))
+        clean = await _fork_beside_clean_ram(fy, parent, n or 12, say)
     return {
+        "fork_clean_ram": Sample([clean], "×"),
         "fork_parent_pause": Sample(paused),
         "fork_child_answers": Sample(answers),
         "fork_child_exec": Sample(execs),
         "fork10_all_answer": Sample(ten),
         "sibling_pss_mib": Sample(pss, "MiB"),
     }
+
+
+async def _fork_beside_clean_ram(fy: AsyncForkyard, small: AsyncSandbox, n: int, say: Say) -> float:
+    """How much longer a fork takes in a guest with more memory that nobody has written."""
+    answers: dict[str, list[float]] = {}
+    async with await fy.sandboxes.create(memory_mib=1024, timeout_s=600) as large:
+        await dirty(large, 40)
+        for i in range(n + 1):
+            for parent in (small, large):  # by turns: what else goes on is the same for both
+                say(f"fork of a small and a large guest {i + 1}")
+                await asyncio.sleep(1)
+                started = time.perf_counter()
+                (child,) = await parent.fork(1)
+                if i:  # the first fork of a guest prepares shells for the next
+                    answers.setdefault(parent.id, []).append((time.perf_counter() - started) * 1000)
+                await child.delete()
+    return Sample(answers[large.id]).p50 / Sample(answers[small.id]).p50
+
+
+async def _create_from_snapshot(fy: AsyncForkyard, n: int, say: Say) -> float:
+    """How much longer than from a template, by turns."""
+    async with await fy.sandboxes.create() as origin:
+        await dirty(origin, 40)
+        taken = await origin.snapshot()
+    plain: list[float] = []
+    from_snapshot: list[float] = []
+    for i in range(n):
+        for values, wish in ((plain, None), (from_snapshot, taken)):
+            say(f"create, plain and from a snapshot {i + 1}")
+            started = time.perf_counter()
+            sandbox = await fy.sandboxes.create(snapshot=wish)
+            values.append((time.perf_counter() - started) * 1000)
+            await sandbox.delete()
+    await taken.delete()
+    return Sample(from_snapshot).p50 / Sample(plain).p50
 
 
 async def pause(n: int | None, say: Say) -> dict[str, Sample]:
@@ -192,7 +229,8 @@ async def snapshot(n: int | None, say: Say) -> dict[str, Sample]:
                 taken = await sandbox.snapshot()
                 values.append(taken.info.paused_ms)
                 await taken.delete()
-    return {"snapshot_pause_400mb": Sample(values)}
+        ratio = await _create_from_snapshot(fy, n or 10, say)
+    return {"snapshot_pause_400mb": Sample(values), "create_snapshot": Sample([ratio], "×")}
 
 
 async def pool(n: int | None, say: Say) -> dict[str, Sample]:

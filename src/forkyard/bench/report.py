@@ -13,36 +13,51 @@ from typing import Any
 
 from forkyard.bench.figures import BENCHES, FIGURES, Sample
 from forkyard.bench.measure import MEASURES, reference
+from forkyard.bench.peers import Missing, Peers, peers
 from forkyard.errors import InvalidRequest
 from forkyard.settings import Settings
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 
 
-def main(names: tuple[str, ...] = (), *, n: int | None = None, as_json: bool = False, write: Path | None = None) -> int:
+def main(
+    names: tuple[str, ...] = (),
+    *,
+    n: int | None = None,
+    as_json: bool = False,
+    write: Path | None = None,
+    with_peers: bool = False,
+) -> int:
     unknown = set(names) - set(BENCHES)
     if unknown:
         raise InvalidRequest(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(BENCHES)}")
+    if with_peers and not names:
+        names = ("create", "fork")  # what peers are compared with
     accel, t0, greeting, results = asyncio.run(_run(names or BENCHES, n))
+    others = asyncio.run(peers(n, _say)) if with_peers else {}
     if write is not None:
         _write(write, accel, t0, results)
     if as_json:
-        print(json.dumps(_document(accel, t0, greeting, results), indent=2))
+        document = _document(accel, t0, greeting, results)
+        document["results"] |= {name: other.as_json() for name, other in others.items()}
+        print(json.dumps(document, indent=2))
     else:
         _show(accel, t0, results)
+        _show_peers(t0, others)
     return 0 if all(f.met(results[f.name], t0.p50) for f in FIGURES if f.name in results) else 3
 
 
-async def _run(names: tuple[str, ...], n: int | None) -> tuple[str, Sample, Sample, dict[str, Sample]]:
-    def say(text: str) -> None:
-        if sys.stderr.isatty():
-            print(f"\r\033[K  … {text}", end="", file=sys.stderr, flush=True)
+def _say(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K  … {text}", end="", file=sys.stderr, flush=True)
 
-    say("reference: starting an idle hypervisor")
+
+async def _run(names: tuple[str, ...], n: int | None) -> tuple[str, Sample, Sample, dict[str, Sample]]:
+    _say("reference: starting an idle hypervisor")
     accel, t0, greeting = await reference(Settings())
     results: dict[str, Sample] = {}
     for measure in dict.fromkeys(MEASURES[name] for name in names):  # one may serve two names
-        results |= await measure(n, say)
+        results |= await measure(n, _say)
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
     return accel, t0, greeting, results
@@ -84,6 +99,23 @@ def _show(accel: str, t0: Sample, results: dict[str, Sample]) -> None:
         table.add_column(column)
     for row in _rows(t0, results):
         table.add_row(*row[:4], row[4].strip("*"))
+    Console().print(table)
+
+
+def _show_peers(t0: Sample, others: Peers) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    if not others:
+        return
+    table = Table(title="what one would use instead, measured in the same run")
+    for column in ("peer", "measured"):
+        table.add_column(column)
+    for name, other in others.items():
+        if isinstance(other, Missing):
+            table.add_row(name, other.why)
+        else:
+            table.add_row(name, f"{other.p50 / t0.p50:.2f} × T0 ({other.p50:.0f} ms, p95 {other.p95:.0f} ms)")
     Console().print(table)
 
 

@@ -115,14 +115,17 @@ def _local_checks() -> list[Check]:
 @click.argument("names", nargs=-1, metavar="[create|exec|files|density]...")
 @click.option("--n", "count", type=click.IntRange(1), help="How often, or how many.")
 @click.option("--write", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures into this page.")
+@click.option("--peers", is_flag=True, help="Also measure what one would use instead: runc, gVisor, a cold boot.")
 @pass_app
 @click.pass_context
-def bench_command(ctx: click.Context, app: App, names: tuple[str, ...], count: int | None, write: Path | None) -> None:
+def bench_command(
+    ctx: click.Context, app: App, names: tuple[str, ...], count: int | None, write: Path | None, peers: bool
+) -> None:
     """Measure this machine against the promises of SPECIFICATION.md. Exit code 3 if one is missed."""
     for name, value in (("FORKYARD_URL", app.url), ("FORKYARD_API_KEY", app.api_key)):
         if value:
             os.environ[name] = value
-    ctx.exit(_server("forkyard.bench").main(names, n=count, as_json=app.json, write=write))
+    ctx.exit(_server("forkyard.bench").main(names, n=count, as_json=app.json, write=write, with_peers=peers))
 
 
 @click.command("version", cls=Verb)

@@ -24,6 +24,8 @@ WINDOW_BYTES = 512 << 10
 _MAX_WINDOW_BYTES = 16 << 20
 _STRAY_BYTES = 64 << 10
 _RETRY_S = (0.3, 0.6, 1.2, 2.5, 5.0)
+#: A machine just restored is slow at first, slower on a busy host, and to answer twice takes it twice as long.
+_FRESH_RETRY_S = 1.0
 _KEEPALIVE_S = 15.0
 _KEEPALIVE_ANSWER_S = 30.0
 
@@ -230,7 +232,8 @@ class Channel(asyncio.Protocol):
                     along = None
             self._news.clear()
             try:
-                async with asyncio.timeout(_RETRY_S[min(attempt, len(_RETRY_S) - 1)]):
+                retry_s = _FRESH_RETRY_S if fresh and attempt == 0 else _RETRY_S[min(attempt, len(_RETRY_S) - 1)]
+                async with asyncio.timeout(retry_s):
                     await self._news.wait()
                 if self._parser.hello_needed:
                     await asyncio.sleep(0.02)  # a guest that repeats itself must not make us do the same

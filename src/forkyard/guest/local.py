@@ -24,7 +24,8 @@ class LocalAgent:
     snapshot is not. `cut_after`: so many bytes from the next host arrive; then it is gone, in the middle of whatever.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, front: Path | None = None) -> None:
+        self._front = front
         self.socket = str(directory / "port.sock")
         self.notice = True
         self.cut_after: int | None = None
@@ -47,8 +48,11 @@ class LocalAgent:
         return self
 
     async def start(self) -> None:
+        channel = f"unix:{self._agent_socket}"
         self.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-X", "utf8", str(_AGENT), "--channel", f"unix:{self._agent_socket}"),
+            *((str(self._front), channel) if self._front else ()),
+            *(sys.executable, "-I", "-X", "utf8", str(_AGENT)),
+            *(() if self._front else ("--channel", channel)),
             *("--cgroups", str(self.cgroups), "--console", "/dev/null"),
         )
         await self._agent_there.wait()

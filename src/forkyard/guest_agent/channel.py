@@ -36,10 +36,12 @@ class Channel:
         new_session: Callable[[Channel, bytes], Session],
         *,
         on_open: Callable[[], object],
+        behind_front: bool = False,
     ) -> None:
         self._loop = loop
         self._open_port = open_port
         self._new_session = new_session
+        self._behind_front = behind_front
         self._on_open: Callable[[], object] | None = on_open  # the first time
         self._open_failures = 0
         self._fd = -1
@@ -69,7 +71,11 @@ class Channel:
         self._parser = frames.Parser()
         # Edge-triggered: a port whose host end is closed is always "ready" and would keep the loop spinning.
         self._loop.watch(self._fd, IN | OUT | EDGE, self._on_event)
-        self._ask_for_hello()
+        if self._behind_front:
+            # What it is to answer a HELLO with. That it was started it knows.
+            self._queue(frames.encode(frames.HELLO_ACK, 0, 0, acknowledgement(bytes(20)), 0))
+        else:
+            self._ask_for_hello()
         self._loop.soon(self._read)
         if self._on_open is not None:
             self._loop.soon(self._on_open)

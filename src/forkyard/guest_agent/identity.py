@@ -31,6 +31,7 @@ class Identity:
         self._host_keys_running = False
 
     def adopt(self, hostname: str, entropy: bytes, time_ns: int, env: dict[str, str]) -> None:
+        """All of it, if there is no front or it did not understand."""
         if not _HOSTNAME.match(hostname):
             raise Failure("invalid_request", f"{hostname!r:.80} cannot be a host name")
         try:
@@ -39,6 +40,10 @@ class Identity:
             _set_hostname(hostname)
         except OSError as error:
             raise Failure("guest_failure", f"identity: {error}") from None
+        self.adopted(hostname, env)
+
+    def adopted(self, hostname: str, env: dict[str, str]) -> None:
+        """What is left when clock, random numbers and name are new."""
         self.env = env
         self._loop.soon(lambda: _write_files(hostname))
         self._renew_host_keys_later()

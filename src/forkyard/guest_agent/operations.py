@@ -52,6 +52,14 @@ class Operations:
         except ValueError:
             raise Failure("invalid_request", "`entropy` must be hexadecimal") from None
         self._identity.adopt(text(args, "hostname"), entropy, integer(args, "time_ns"), texts(args, "env"))
+        return self._forget_past(args)
+
+    def op_adopted(self, _stream: Stream, args: Arguments) -> Result:
+        """From the front, which has done the first part of `identity`."""
+        self._identity.adopted(text(args, "hostname"), texts(args, "env"))
+        return self._forget_past(args)
+
+    def _forget_past(self, args: Arguments) -> Result:
         if flag(args, "new"):
             self._execs.forget_ended()
         return {}

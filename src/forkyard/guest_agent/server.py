@@ -28,7 +28,7 @@ CONSOLE = "/dev/ttyS0"
 
 
 def main(arguments: list[str]) -> int:
-    """`--channel PATH | unix:PATH`, `--cgroups DIRECTORY`, `--console PATH`: for running outside a VM."""
+    """`--channel PATH | unix:PATH | fd:NUMBER`, `--cgroups DIRECTORY`, `--console PATH`: for running outside a VM."""
     options = {"--channel": PORT, "--cgroups": CGROUPS, "--console": CONSOLE}
     for name, value in zip(arguments[::2], arguments[1::2], strict=True):
         if name not in options:
@@ -43,6 +43,7 @@ def main(arguments: list[str]) -> int:
         loop,
         _opener(options["--channel"]),
         lambda channel, hello: Session(channel, hello, handlers),
+        behind_front=options["--channel"].startswith("fd:"),
         on_open=lambda: _announce(options["--console"]),
     )
     if options["--channel"] == PORT:  # else this is not a machine of its own
@@ -59,7 +60,24 @@ def main(arguments: list[str]) -> int:
 def _opener(channel: str) -> Callable[[], int]:
     if channel.startswith("unix:"):
         return lambda: _connect(channel.removeprefix("unix:"))
+    if channel.startswith("fd:"):
+        return _Inherited(int(channel.removeprefix("fd:")))
     return lambda: os.open(channel, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+class _Inherited:
+    """The connection to the front. Without it there is nothing to do."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __call__(self) -> int:
+        if self._fd < 0:
+            raise SystemExit(1)
+        fd, self._fd = self._fd, -1
+        os.set_inheritable(fd, False)
+        os.set_blocking(fd, False)
+        return fd
 
 
 def _connect(path: str) -> int:

@@ -29,6 +29,8 @@ from forkyard.settings import Settings
 from forkyard.storage.disks import Disks
 from forkyard.vmm.base import BootSource, Driver, SnapshotFiles, Vm, VmRecord
 
+LONGEST_TURN_S = 1.0
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -84,6 +86,7 @@ class Foundry:
         self._slots = slots
         self._new_doorway = new_doorway
         self._on_end = on_end
+        self._starting = asyncio.Semaphore((os.cpu_count() or 1) + 1)
 
     def new_entry(self, vm_id: str, shape: Shape, base: str, disk: Path | None = None) -> Entry:
         return Entry(vm_id, self.allocate_uid(), shape, host_boot_id(), base, disk or self._disks.new_path())
@@ -173,7 +176,26 @@ class Foundry:
             undo.pop_all()
             return parked
 
+    @contextlib.asynccontextmanager
+    async def _turn_to_start(self) -> AsyncIterator[None]:
+        """Starting is work for processors alone. More at once than there are makes none faster and all slower: they take
+        each other's caches, and a guest that is not heard in time is greeted again. One that does not answer at all keeps
+        nobody waiting for long."""
+        await self._starting.acquire()
+        turn = contextlib.ExitStack()
+        turn.callback(self._starting.release)
+        timer = asyncio.get_running_loop().call_later(LONGEST_TURN_S, turn.close)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            turn.close()
+
     async def start_shell(self, vm_id: str, shape: Shape, base: str, ram: Path) -> Shell:
+        async with self._turn_to_start():
+            return await self._start_shell(vm_id, shape, base, ram)
+
+    async def _start_shell(self, vm_id: str, shape: Shape, base: str, ram: Path) -> Shell:
         entry = self.new_entry(vm_id, shape, base)
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(self.remove, entry)
@@ -196,8 +218,25 @@ class Foundry:
         identity: Identity | None = None,
         network: Network | None = None,
     ) -> _Up:
-        shell = shell or await self.start_shell(vm_id, shape, origin.base, origin.files.ram)
-        undo.push_async_callback(self.discard, shell)
+        if shell is not None:
+            undo.push_async_callback(self.discard, shell)
+        async with self._turn_to_start():
+            return await self._wake_up(undo, vm_id, shape, origin, shell, watch, identity, network)
+
+    async def _wake_up(
+        self,
+        undo: contextlib.AsyncExitStack,
+        vm_id: str,
+        shape: Shape,
+        origin: Origin,
+        shell: Shell | None,
+        watch: Stopwatch,
+        identity: Identity | None,
+        network: Network | None,
+    ) -> _Up:
+        if shell is None:
+            shell = await self._start_shell(vm_id, shape, origin.base, origin.files.ram)
+            undo.push_async_callback(self.discard, shell)
         doorway = self.doorway(shell.entry)
         undo.push_async_callback(doorway.close)
         # Before it runs: the greeting is there when it wakes up, and its port was never closed.

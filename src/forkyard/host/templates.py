@@ -27,7 +27,7 @@ from forkyard.host import errand
 from forkyard.host.cache import used_now
 from forkyard.host.foundry import Foundry
 from forkyard.host.journal import Journal
-from forkyard.images import BaseImage, Progress, agent_archive
+from forkyard.images import BaseImage, Progress, agent_archive, ensure_front
 from forkyard.models import Milestone, Shape
 from forkyard.storage.durable import sync
 from forkyard.vmm.base import BootSource, Driver, SnapshotFiles, Vm
@@ -151,7 +151,8 @@ class Templates:
         agent_hash = await asyncio.to_thread(tree_hash, AGENT_DIR)
         initramfs = self._dir / f"initramfs-{self._image.key}-{agent_hash[:12]}"
         if not initramfs.exists():
-            archive = await asyncio.to_thread(agent_archive, AGENT_DIR)
+            front = await asyncio.to_thread(ensure_front, AGENT_DIR / "front.c", self._dir.parent)
+            archive = await asyncio.to_thread(agent_archive, AGENT_DIR, front.read_bytes())
             partial = initramfs.with_name(f".{initramfs.name}.{os.getpid()}")
             partial.write_bytes(self._image.initramfs.read_bytes() + archive)
             partial.chmod(0o444)

@@ -60,6 +60,18 @@ _END = _MOVE.values(
 )
 
 
+_SUM_MIB = sa.func.coalesce(sa.func.sum(sandboxes.c.memory_mib), 0)
+_LIVE = sa.and_(sandboxes.c.state.in_(list(LIVE)), sandboxes.c.id != sa.bindparam("but_id"))
+_MINE = sandboxes.c.key_id.is_not_distinct_from(sa.bindparam("of_key"))
+_MEMORY = sa.select(_SUM_MIB).where(_LIVE)
+_MEMORY_OF_KEY = sa.select(sa.func.count(), _SUM_MIB).select_from(sandboxes).where(_LIVE, _MINE)
+_CREATES_OF_KEY = (
+    sa.select(sa.func.count(), sa.func.min(sandboxes.c.created_at))
+    .select_from(sandboxes)
+    .where(_MINE, sandboxes.c.created_at > sa.bindparam("since"))
+)
+
+
 class Store(
     SnapshotQueries, EgressQueries, SecretQueries, SshQueries, PreviewQueries, GitQueries, IdentityQueries, Retention
 ):
@@ -384,18 +396,10 @@ def _insert(connection: sa.Connection, new: NewSandbox, now: datetime, admit: Ad
 
 
 def _load(connection: sa.Connection, key_id: str | None, now: datetime, *, without: str | None = None) -> Load:
-    table = sandboxes.c
-    memory_mib = sa.func.coalesce(sa.func.sum(table.memory_mib), 0)
-    live = sa.and_(table.state.in_(list(LIVE)), table.id != (without or ""))
-    total = connection.execute(sa.select(memory_mib).where(live)).scalar_one()
-    running, mine = connection.execute(
-        sa.select(sa.func.count(), memory_mib).select_from(sandboxes).where(live, table.key_id == key_id)
-    ).one()
-    creates, oldest = connection.execute(
-        sa.select(sa.func.count(), sa.func.min(table.created_at))
-        .select_from(sandboxes)
-        .where(table.key_id == key_id, table.created_at > now - CREATES_WINDOW)
-    ).one()
+    asked = {"but_id": without or "", "of_key": key_id, "since": now - CREATES_WINDOW}
+    total = connection.execute(_MEMORY, asked).scalar_one()
+    running, mine = connection.execute(_MEMORY_OF_KEY, asked).one()
+    creates, oldest = connection.execute(_CREATES_OF_KEY, asked).one()
     age_s = 0.0 if oldest is None else (now - oldest).total_seconds()
     return Load(int(total), int(running), int(mine), int(creates), age_s)
 
