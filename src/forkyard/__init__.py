@@ -18,6 +18,7 @@ _MODULES = {
     "forkyard.sdk._sync.files": ("Files", "Watch"),
     "forkyard.sdk._sync.egress": ("Egress",),
     "forkyard.sdk._sync.git": ("Repo",),
+    "forkyard.sdk._sync.sandbox_git": ("SandboxGit",),
     "forkyard.sdk._sync.terminal": ("Terminal",),
     "forkyard.sdk._sync.forward": ("Forward",),
     "forkyard.sdk._async.client": ("AsyncForkyard",),
@@ -28,8 +29,19 @@ _MODULES = {
     "forkyard.sdk._async.files": ("AsyncFiles", "AsyncWatch"),
     "forkyard.sdk._async.egress": ("AsyncEgress",),
     "forkyard.sdk._async.git": ("AsyncRepo",),
+    "forkyard.sdk._async.sandbox_git": ("AsyncSandboxGit",),
     "forkyard.sdk._async.terminal": ("AsyncTerminal",),
     "forkyard.sdk._async.forward": ("AsyncForward",),
+    "forkyard.sdk.worktree": (
+        "ChangedFile",
+        "PullResult",
+        "PushedRef",
+        "StatusEntry",
+        "WorktreeBranch",
+        "WorktreeCommit",
+        "WorktreeDiff",
+        "WorktreeStatus",
+    ),
     "forkyard.sdk.results": ("CommandFailed", "ExecResult", "ForkOutcome", "OutputChunk"),
     "forkyard.lifecycle": ("Cause", "State"),
     "forkyard.models": (
@@ -86,6 +98,7 @@ _MODULES = {
         "FileMissing",
         "Forbidden",
         "ForkyardError",
+        "GitFailed",
         "GuestDiskFull",
         "GuestFailure",
         "GuestPermissionDenied",
@@ -130,6 +143,7 @@ __all__ = [
     "AsyncProcess",
     "AsyncRepo",
     "AsyncSandbox",
+    "AsyncSandboxGit",
     "AsyncSnapshot",
     "AsyncTerminal",
     "AsyncWatch",
@@ -137,6 +151,7 @@ __all__ = [
     "BadAnswer",
     "BranchInfo",
     "Cause",
+    "ChangedFile",
     "Check",
     "CommandFailed",
     "CommandNotFound",
@@ -168,6 +183,7 @@ __all__ = [
     "Forkyard",
     "ForkyardError",
     "Forward",
+    "GitFailed",
     "GuestDiskFull",
     "GuestFailure",
     "GuestPermissionDenied",
@@ -196,6 +212,8 @@ __all__ = [
     "PortClosed",
     "PreviewInfo",
     "Process",
+    "PullResult",
+    "PushedRef",
     "QuotaExceeded",
     "RefConflict",
     "Repo",
@@ -206,6 +224,7 @@ __all__ = [
     "RevisionNotFound",
     "Sandbox",
     "SandboxEnded",
+    "SandboxGit",
     "SandboxInfo",
     "SandboxLogs",
     "SandboxNotFound",
@@ -223,6 +242,7 @@ __all__ = [
     "SshKeyInfo",
     "State",
     "StateConflict",
+    "StatusEntry",
     "TagInfo",
     "TemplateBuildFailed",
     "Terminal",
@@ -233,6 +253,10 @@ __all__ = [
     "VmStartFailed",
     "Watch",
     "WatchEvent",
+    "WorktreeBranch",
+    "WorktreeCommit",
+    "WorktreeDiff",
+    "WorktreeStatus",
     "__version__",
 ]
 
@@ -266,6 +290,7 @@ if TYPE_CHECKING:
         FileMissing,
         Forbidden,
         ForkyardError,
+        GitFailed,
         GuestDiskFull,
         GuestFailure,
         GuestPermissionDenied,
@@ -349,6 +374,7 @@ if TYPE_CHECKING:
     from forkyard.sdk._async.git import AsyncRepo
     from forkyard.sdk._async.process import AsyncProcess
     from forkyard.sdk._async.sandbox import AsyncSandbox
+    from forkyard.sdk._async.sandbox_git import AsyncSandboxGit
     from forkyard.sdk._async.snapshots import AsyncSnapshot
     from forkyard.sdk._async.terminal import AsyncTerminal
     from forkyard.sdk._sync.client import Forkyard
@@ -359,8 +385,19 @@ if TYPE_CHECKING:
     from forkyard.sdk._sync.git import Repo
     from forkyard.sdk._sync.process import Process
     from forkyard.sdk._sync.sandbox import Sandbox
+    from forkyard.sdk._sync.sandbox_git import SandboxGit
     from forkyard.sdk._sync.snapshots import Snapshot
     from forkyard.sdk._sync.terminal import Terminal
     from forkyard.sdk.results import CommandFailed, ExecResult, ForkOutcome, OutputChunk
+    from forkyard.sdk.worktree import (
+        ChangedFile,
+        PullResult,
+        PushedRef,
+        StatusEntry,
+        WorktreeBranch,
+        WorktreeCommit,
+        WorktreeDiff,
+        WorktreeStatus,
+    )
 
     __version__: str

@@ -20,6 +20,7 @@ import structlog
 
 from forkyard import faults
 from forkyard.api.app import create_app
+from forkyard.api.inside import InsideGit
 from forkyard.control.placement import Limits
 from forkyard.control.plane import ControlPlane
 from forkyard.control.previews import Address
@@ -28,6 +29,8 @@ from forkyard.errors import Conflict, ForkyardError, HostFailure
 from forkyard.gateway import ssh, tls
 from forkyard.gateway.preview import Gateway
 from forkyard.gateway.server import Server, configured, raise_file_limit
+from forkyard.git.automation import Outward
+from forkyard.git.deliveries import Patience
 from forkyard.git.hosting import GitHosting
 from forkyard.guest.client import connect
 from forkyard.host.doorway import NewDoor, Sink
@@ -102,11 +105,12 @@ async def checks(settings: Settings) -> list[Check]:
 async def serve(settings: Settings) -> None:
     faults.arm(settings.fault_file)
     prepare_directories(settings)
-    with _only_daemon(settings), _listening(settings) as sockets:
+    with _only_daemon(settings), _listening(settings) as sockets, _bound("127.0.0.1", 0, "") as inner:
         async with (
-            _control_plane(settings) as control,
+            _control_plane(settings, inner.getsockname()[1]) as control,
             _ssh_gateway(settings, control),
             _git_hosting(settings, control, sockets[0]) as hosting,
+            _serving_inside(InsideGit(hosting, control.inside), inner),
         ):
             plain, secure = sockets[:2], sockets[2:]
             names = settings.allowed_hosts.replace(",", " ").split()
@@ -168,7 +172,7 @@ def _tls_context(settings: Settings, control: ControlPlane) -> ssl.SSLContext:
 
 
 @contextlib.asynccontextmanager
-async def _control_plane(settings: Settings) -> AsyncIterator[ControlPlane]:
+async def _control_plane(settings: Settings, inner_port: int) -> AsyncIterator[ControlPlane]:
     store = await Store.open(settings.state_dir / "forkyard.db")
     try:
         authority = await asyncio.to_thread(Authority.load_or_make, settings.state_dir)
@@ -182,6 +186,7 @@ async def _control_plane(settings: Settings) -> AsyncIterator[ControlPlane]:
             authority=authority,
             recordings=recordings,
         )
+        control.inside.port = inner_port
         await control.keys.ensure_file(settings.key_file)
         await control.start()
         try:
@@ -212,14 +217,34 @@ async def _git_hosting(
         control.ground.store,
         control.identities,
         settings.state_dir / "git",
+        control=control,
         quota_bytes=settings.git_quota_mib * 2**20,
         url=f"http://{shown}:{port}",
+        outward=Outward(
+            allow_private=settings.webhook_allow_private,
+            webhook_timeout_s=settings.webhook_timeout_s,
+            patience=Patience(settings.webhook_tries, settings.webhook_backoff_s),
+            extra_ca_file=settings.extra_ca_file,
+            github_api=settings.github_api_url.rstrip("/"),
+        ),
     )
     await hosting.start()
     try:
         yield hosting
     finally:
         await hosting.stop()
+
+
+@contextlib.asynccontextmanager
+async def _serving_inside(app: InsideGit, listening: socket.socket) -> AsyncIterator[None]:
+    """For the doors of sandboxes, and nobody else."""
+    server = Server(configured(app, grace_s=GRACE_S), signals=False)
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await serving
 
 
 async def _stop_when_asked(control: ControlPlane, server: Server) -> None:

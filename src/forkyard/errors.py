@@ -30,6 +30,7 @@ rebuilds the same class from the `code`.
     │   ├── GuestPermissionDenied
     │   ├── GuestDiskFull
     │   ├── CommandNotFound
+    │   ├── GitFailed             git in there did not do it; its words are in the message
     │   ├── PortClosed            nothing listens on that port
     │   ├── BadAnswer             what listens there does not speak HTTP
     │   └── GuestUnreachable      the agent does not answer
@@ -129,6 +130,18 @@ class SnapshotNotFound(NotFound):
     """There is no snapshot with this id or name."""
 
     code = "snapshot_not_found"
+
+
+class BuildNotFound(NotFound):
+    """There is no build with this id."""
+
+    code = "build_not_found"
+
+
+class ServiceNotFound(NotFound):
+    """The sandbox has no service of this name."""
+
+    code = "service_not_found"
 
 
 class ExecNotFound(NotFound):
@@ -236,6 +249,26 @@ class CommandNotFound(GuestFailure):
     """The sandbox has no such program, user or working directory."""
 
     code = "command_not_found"
+
+
+class GitFailed(GuestFailure):
+    """Git in the sandbox could not do what was asked."""
+
+    code = "git_failed"
+
+
+class BuildFailed(GuestFailure):
+    """A step of the spec failed. `forkyard builds logs` shows what it printed."""
+
+    code = "build_failed"
+    status = 422
+
+
+class ServiceNotReady(GuestFailure):
+    """The service did not become ready."""
+
+    code = "service_not_ready"
+    status = 422
 
 
 class PortClosed(GuestFailure):

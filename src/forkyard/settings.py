@@ -113,10 +113,21 @@ class Settings(BaseSettings):
         ge=1,
         description="What a hosted repository may occupy, large files included, unless it has its own quota.",
     )
+    webhook_allow_private: bool = Field(
+        False, description="Webhooks of repositories may go to this host and to private networks."
+    )
+    webhook_timeout_s: float = Field(10.0, gt=0, le=300, description="A webhook must be answered in this time.")
+    webhook_tries: int = Field(8, ge=1, le=30, description="How often a webhook is tried before it has failed.")
+    webhook_backoff_s: float = Field(
+        5.0, gt=0, description="Wait before the second attempt of a webhook; each wait is three times the one before."
+    )
+    github_api_url: str = Field(
+        "https://api.github.com", pattern=r"^https?://\S+$", description="GitHub's REST API, for GitHub Apps and reviews."
+    )
     extra_ca_file: Path | None = Field(
         None,
         description="More certificate authorities (PEM) to trust on the way out, besides the system's, where the door "
-        "looks into TLS: for secrets, record and replay.",
+        "looks into TLS: for secrets, record and replay; and for webhooks.",
     )
     retention_days: float = Field(
         30.0, gt=0, description="Deleted sandboxes and their events are remembered this long."

@@ -162,7 +162,7 @@ async def running_world(directory: Path) -> AsyncIterator[World]:
     control = ControlPlane(store, host)
     await control.start()
     key = (await control.keys.create("test")).key
-    hosting = GitHosting(store, control.identities, directory / "git", url="http://127.0.0.1:7070")
+    hosting = GitHosting(store, control.identities, directory / "git", control=control, url="http://127.0.0.1:7070")
     await hosting.start()
     app = create_app(control, allowed_hosts=["forkyard.example"], hosting=hosting)
     transport = httpx.ASGITransport(app)

@@ -24,6 +24,7 @@ import uvicorn
 
 from forkyard.api.app import create_app
 from forkyard.control.plane import ControlPlane
+from forkyard.git.automation import Outward
 from forkyard.git.hosting import GitHosting
 from forkyard.guest.base import Guest
 from forkyard.guest.client import connect
@@ -83,12 +84,13 @@ class AgentHost(MemoryHost):
 
 
 class Daemon:
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, outward: Outward | None = None) -> None:
         self.root = root
         self.socket = root / "run" / "api.sock"
         self.key_file = root / "state" / "api-key"
         self.port = 0
         self.host = AgentHost(root)
+        self.outward = outward
         for directory in (self.socket.parent, self.key_file.parent):
             directory.mkdir()
         self._loop = asyncio.new_event_loop()
@@ -150,7 +152,13 @@ class Daemon:
         self._control = ControlPlane(self._store, self.host)
         await self._control.start()
         await self._control.keys.ensure_file(self.key_file)
-        self.hosting = GitHosting(self._store, self._control.identities, self.root / "state" / "git")
+        self.hosting = GitHosting(
+            self._store,
+            self._control.identities,
+            self.root / "state" / "git",
+            control=self._control,
+            outward=self.outward,
+        )
         await self.hosting.start()
         await self._listen()
         self.hosting.url = self.url
@@ -190,10 +198,10 @@ class Daemon:
 
 
 @contextlib.contextmanager
-def running_daemon() -> Iterator[Daemon]:
+def running_daemon(outward: Outward | None = None) -> Iterator[Daemon]:
     # Not below pytest's directory: the path of a unix socket has at most 107 bytes.
     root = Path(tempfile.mkdtemp(prefix="fysdk-"))
-    daemon = Daemon(root)
+    daemon = Daemon(root, outward)
     try:
         daemon.start()
         yield daemon

@@ -567,6 +567,26 @@ def test_local_forwarding_carries_bytes_both_ways_at_once(ssh: Client, sbx: Sand
         assert _exchange(local, b"again") == b"again"
 
 
+def test_an_editor_s_way_a_script_by_standard_input_and_a_socks_proxy_beside_it(
+    ssh: Client, sbx: Sandbox, echo: int
+) -> None:
+    local = _free_port()
+    process = subprocess.Popen(ssh.command(sbx.id, "bash", options=("-T", "-D", str(local))), stdin=-1, stdout=-1)
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(b"echo started on $(uname -s)\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == b"started on Linux\n"
+    with socket.create_connection(("127.0.0.1", local), timeout=20) as one:
+        one.sendall(b"\5\1\0")
+        assert one.recv(2) == b"\5\0"
+        one.sendall(b"\5\1\0\1\x7f\0\0\1" + echo.to_bytes(2, "big"))
+        assert one.recv(10)[:2] == b"\5\0"
+        one.sendall(b"through")
+        assert one.recv(7) == b"through"
+    assert process.communicate(b"exit 6\n", timeout=20) == (b"", None)
+    assert process.returncode == 6
+
+
 def test_only_ports_of_the_sandbox_itself_are_forwarded(ssh: Client, sbx: Sandbox, echo: int) -> None:
     done = ssh.run(sbx.id, options=("-W", f"192.0.2.1:{echo}"))
     assert b"only ports of the sandbox itself" in done.stderr

@@ -108,7 +108,8 @@ def test_a_policy_can_be_changed_while_it_runs_and_a_fork_has_it(guest: Sandbox)
     assert guest.exec("curl -sS http://evil.test/").exit_code == 6
     guest.egress.allow("evil.test")
     assert guest.exec("curl -sS http://evil.test/").stdout == f"this is outside {EVIL}\n"
-    with guest.fork() as child:
+    (child,) = guest.fork()
+    with child:
         assert child.exec("curl -sS http://evil.test/").stdout == f"this is outside {EVIL}\n"
         assert {record.sandbox_id for record in records(child, 2)} == {child.id}
         guest.egress.set("none")
@@ -117,13 +118,13 @@ def test_a_policy_can_be_changed_while_it_runs_and_a_fork_has_it(guest: Sandbox)
 
 
 def test_a_connection_ends_when_it_is_no_longer_allowed(guest: Sandbox) -> None:
-    script = "exec 3<>/dev/tcp/good.test/9000; echo hello >&3; read -u 3 x; echo $x; read -t 60 -u 3 y; echo end $?"
+    script = "exec 3<>/dev/tcp/good.test/9000; echo hello >&3; read -u 3 x; echo $x; read -t 60 -u 3 y"
     talk = guest.exec_stream(["bash", "-c", script])
     output = iter(talk)
     assert next(output).data == b"hello\n"
     guest.egress.set("none")
     started_s = time.monotonic()
-    assert b"".join(chunk.data for chunk in output).startswith(b"end ")
+    assert b"reset by peer" in b"".join(chunk.data for chunk in output)
     assert time.monotonic() - started_s < PROMPT_S
     (ended,) = records(guest, 1, kind="tcp")
     assert (ended.verdict, ended.name) == ("denied", "good.test")

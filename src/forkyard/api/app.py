@@ -13,7 +13,7 @@ from starlette.routing import Route
 import forkyard
 from forkyard.api import problem
 from forkyard.api.access import authorize
-from forkyard.api.auth import PREFIX, Gate
+from forkyard.api.auth import JWKS, PREFIX, Gate
 from forkyard.api.git_http import GitHttp
 from forkyard.api.problem import documented
 from forkyard.api.routes import (
@@ -24,6 +24,7 @@ from forkyard.api.routes import (
     files,
     git,
     git_content,
+    git_triggers,
     identities,
     keys,
     previews,
@@ -92,6 +93,7 @@ def create_app(
         git.streams,
         git.router,
         git_content.router,
+        git_triggers.router,
         identities.router,
         previews.router,
         domains.router,
@@ -103,6 +105,7 @@ def create_app(
         api.include_router(router)
     app.include_router(api)
     app.add_api_route("/metrics", system.metrics, include_in_schema=False)
+    app.add_api_route(JWKS, git_triggers.jwks, include_in_schema=False)
     if hosting is not None:
         app.router.routes.append(Route("/git/{rest:path}", GitHttp(hosting)))
     app.add_api_route("/", lambda: RedirectResponse(f"{PREFIX}/docs"), include_in_schema=False)

@@ -18,7 +18,8 @@ from forkyard.control.plane import ControlPlane
 from forkyard.errors import Forbidden, OperationTimeout
 
 PREFIX = "/api/v1"
-OPEN = frozenset({"/", f"{PREFIX}/health", f"{PREFIX}/openapi.json", f"{PREFIX}/docs"})
+JWKS = "/.well-known/jwks.json"
+OPEN = frozenset({"/", JWKS, f"{PREFIX}/health", f"{PREFIX}/openapi.json", f"{PREFIX}/docs"})
 #: Git clients know nothing of API keys; they are let in by `api.git_http`.
 OWN_CREDENTIALS = "/git/"
 READY_WAIT_S = 60.0

@@ -10,7 +10,7 @@ import asyncio
 import base64
 import binascii
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 
 from starlette.datastructures import Headers, QueryParams
@@ -32,14 +32,18 @@ from forkyard.models.git import Permission
 PATH = re.compile(
     r"/git/(?P<repo>[^/]+?)(?:\.git)?/(?:(?P<refs>info/refs)|(?P<service>git-(?:upload|receive)-pack)|info/lfs/(?P<lfs>.*))"
 )
+#: None: nobody in particular.
+Who = Callable[[Headers], Awaitable[Principal | None]]
 _SERVICES: dict[str, Service] = {"git-upload-pack": "git-upload-pack", "git-receive-pack": "git-receive-pack"}
 
 
 class GitHttp:
     """An ASGI application."""
 
-    def __init__(self, hosting: GitHosting) -> None:
+    def __init__(self, hosting: GitHosting, who: Who | None = None) -> None:
+        """`who` knows whose request it is; else its credential says so."""
         self._hosting = hosting
+        self._who = who or self._by_credential
         self._lfs = LfsApi(hosting)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,13 +69,16 @@ class GitHttp:
 
     # ── who ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    async def _by_credential(self, headers: Headers) -> Principal | None:
+        credential = presented(headers)
+        return None if credential is None else await self._hosting.identities.authenticate(credential)
+
     async def _opened(
         self, request: Request, name: str, wanted: Permission, action: str
     ) -> tuple[Repo, Principal | None]:
         """Who nobody knows hears the same of a private repository as of one that is not there."""
         identities = self._hosting.identities
-        credential = presented(request.headers)
-        who = None if credential is None else await identities.authenticate(credential)
+        who = await self._who(request.headers)
         try:
             repo = await self._hosting.repositories.get(name)
         except RepoNotFound:

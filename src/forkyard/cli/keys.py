@@ -6,6 +6,7 @@ import click
 
 from forkyard.cli import show
 from forkyard.cli.app import App, Verb, pass_app
+from forkyard.models import KeyFormat
 
 
 @click.group("keys")
@@ -15,11 +16,18 @@ def keys_command() -> None:
 
 @keys_command.command("create", cls=Verb)
 @click.argument("name")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["forkyard", "e2b", "freestyle"]),
+    default="forkyard",
+    help="The shape that a client of that service expects.",
+)
 @pass_app
-def create(app: App, name: str) -> None:
+def create(app: App, name: str, form: KeyFormat) -> None:
     """Make a key and print it. It is shown this once."""
     with app.client() as client:
-        made = client.keys.create(name)
+        made = client.keys.create(name, format=form)
     app.print_json(made) if app.json else click.echo(made.key)
 
 

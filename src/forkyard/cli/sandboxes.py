@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 @policy_options
 @secret_option
 @click.option(
+    "--identity", help="Id or name: repositories that it may use are at http://git.forkyard.internal in there."
+)
+@click.option(
     "--activity-threshold",
     "activity_threshold_bytes",
     type=size,

@@ -162,6 +162,9 @@ def _child(parent: SandboxRecord, request: SandboxFork, api_key_id: str | None) 
         checkpoints_kept=parent.checkpoints_kept,
         network=parent.network,
         secrets=parent.secrets,
+        identity_id=parent.identity_id,
         trusts_ca=parent.trusts_ca,
         activity_threshold_bytes=parent.activity_threshold_bytes,
+        on_ttl=parent.on_ttl,
+        annotations=parent.annotations,
     )

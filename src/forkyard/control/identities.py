@@ -155,6 +155,17 @@ class Identities:
             raise NotFound(f"there is no identity {identity_id!r}")
         return _identity(record)
 
+    async def find(self, id_or_name: str) -> IdentityInfo:
+        """By its id, or by its name if no other has it."""
+        if (record := await self._store.identity(id_or_name)) is not None:
+            return _identity(record)
+        named = [one for one in await self._store.list_identities() if one.name == id_or_name]
+        if not named:
+            raise NotFound(f"there is no identity {id_or_name!r}; `forkyard identities ls` lists those there are")
+        if len(named) > 1:
+            raise InvalidRequest(f"{len(named)} identities are named {id_or_name!r}; give the id of one")
+        return _identity(named[0])
+
     async def list(self, *, managed: bool = False) -> list[IdentityInfo]:
         return [_identity(record) for record in await self._store.list_identities(managed=managed)]
 

@@ -1,6 +1,6 @@
 """API keys: made, shown once, found again by hash.
 
-Owns: what a key looks like and who holds a valid one. A key is 256 random bits, so its plain SHA-256 gives nothing
+Owns: what a key looks like and who holds a valid one. A key is 256 random bits (160 in E2B's form), so its plain SHA-256 gives nothing
 away and the look-up by hash takes the same time whatever was guessed. Never does: HTTP (`api.auth`).
 """
 
@@ -11,16 +11,22 @@ import hashlib
 import os
 import secrets
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from forkyard.errors import Conflict, HostFailure, NotFound, Unauthenticated
-from forkyard.models import KeyCreated, KeyInfo
+from forkyard.models import KeyCreated, KeyFormat, KeyInfo
 from forkyard.store.records import KeyRecord
 from forkyard.store.sql import Store
 
 #: `last_used_at` is this precise: a busy client must not cost a commit per request.
 TOUCH_EVERY_S = 60.0
 PREFIX_LENGTH = 8
+_NEW: dict[KeyFormat, Callable[[], str]] = {
+    "forkyard": lambda: "fy_" + secrets.token_urlsafe(32),
+    "e2b": lambda: "e2b_" + secrets.token_hex(20),  # what its client checks
+    "freestyle": lambda: secrets.token_urlsafe(32),
+}
 
 
 class Keys:
@@ -30,8 +36,8 @@ class Keys:
         self._touched: dict[str, float] = {}
         self._deletions = 0
 
-    async def create(self, name: str) -> KeyCreated:
-        key = "fy_" + secrets.token_urlsafe(32)
+    async def create(self, name: str, format: KeyFormat = "forkyard") -> KeyCreated:  # noqa: A002
+        key = _NEW[format]()
         record = await self._store.add_key("k" + secrets.token_hex(8), name, _hash(key), key[:PREFIX_LENGTH])
         return KeyCreated(**key_info(record).model_dump(), key=key)
 

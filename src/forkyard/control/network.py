@@ -152,6 +152,10 @@ class Networks:
         except Exception as error:
             raise known(error, "set network", sandbox_id) from error
 
+    async def renew(self, sandbox_id: str) -> None:
+        """Something of its record that makes its network has changed."""
+        await self._ground.turns.run(sandbox_id, "network", partial(self._apply, sandbox_id))
+
     async def secret_changed(self, name: str) -> None:
         """Of the stored secrets; sandboxes that use it get what it is now."""
         for record in await self._ground.store.list_sandboxes(states=[State.RUNNING]):

@@ -17,6 +17,7 @@ from forkyard.control.following import Following
 from forkyard.control.forks import Forks
 from forkyard.control.ground import Ground
 from forkyard.control.identities import Identities
+from forkyard.control.inside import Inside
 from forkyard.control.keys import Keys
 from forkyard.control.network import Networks
 from forkyard.control.placement import Limits
@@ -75,16 +76,25 @@ class ControlPlane:
         self.power = Power(self.ground, self.removal, self.room, self.sleep)
         self.snapshots = Snapshots(self.ground, self.removal, self.room, self.sleep)
         self.forks = Forks(self.ground, self.room, self.sleep)
+        self.keys = Keys(store)
+        self.identities = Identities(store, self.keys)
         self.sandboxes = Sandboxes(
-            self.ground, self.removal, self.room, self.sleep, self.snapshots, self.secrets, self.networks
+            self.ground,
+            self.removal,
+            self.room,
+            self.sleep,
+            self.snapshots,
+            self.secrets,
+            self.networks,
+            self.identities,
         )
+        self.inside = Inside(self.ground, self.identities)
+        self.networks.services.append(self.inside.services)
         self.previews = Previews(self.ground, self.sleep)
         self.domains = Domains(self.ground, self.previews)
         self.following = Following(self.ground, self.sandboxes, self.metrics)
         self.upkeep = Upkeep(self.ground, self.removal, self.sleep, self.snapshots, self.networks)
         self.events = Events(store)
-        self.keys = Keys(store)
-        self.identities = Identities(store, self.keys)
         self.ssh = Ssh(self.ground, self.identities)
         self.tunnels = Tunnels(self.ground, self.sandboxes)
         #: Set when everything an earlier daemon left has been dealt with; the API lets requests in from then on.

@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from forkyard.control.ground import Ground, ended, known, machine, new_id, refusal, sandbox_info
+from forkyard.control.identities import Identities
 from forkyard.control.network import Networks
 from forkyard.control.pages import cursor_after, place_of
 from forkyard.control.removal import Removal
@@ -46,7 +47,16 @@ CREATE_DEADLINE_S = 1800.0
 CONNECT_DEADLINE_S = 30.0
 _SHAPE_FIELDS = ("vcpus", "memory_mib", "disk_gib")
 #: These have a value always; null is no wish.
-_NOT_NULL = ("labels", "persistence", "priority", "checkpoints_kept", "network", "activity_threshold_bytes")
+_NOT_NULL = (
+    "labels",
+    "annotations",
+    "on_ttl",
+    "persistence",
+    "priority",
+    "checkpoints_kept",
+    "network",
+    "activity_threshold_bytes",
+)
 
 
 class Sandboxes:
@@ -59,8 +69,10 @@ class Sandboxes:
         snapshots: Snapshots,
         secrets: Secrets,
         networks: Networks,
+        identities: Identities,
     ) -> None:
         self._ground = ground
+        self._identities = identities
         self._secrets = secrets
         self._networks = networks
         self._removal = removal
@@ -158,9 +170,15 @@ class Sandboxes:
             network=network,
             # Not those of the origin: whoever may use a snapshot need not be who may use its secrets.
             secrets=await self._secrets.sealed(request.secrets, origin.secrets if origin else None),
+            identity_id=await self._identity(request.identity),
             trusts_ca=False if origin is None else None,  # the snapshot may be older than what the origin trusts now
             activity_threshold_bytes=request.activity_threshold_bytes,
+            on_ttl=request.on_ttl,
+            annotations=request.annotations,
         )
+
+    async def _identity(self, wanted: str | None) -> str | None:
+        return None if wanted is None else (await self._identities.find(wanted)).id
 
     async def _admitted(self, new: NewSandbox, claim: IdempotencyClaim | None) -> SandboxRecord:
         def add() -> Awaitable[SandboxRecord]:
@@ -300,9 +318,13 @@ class Sandboxes:
             given["expires_at"] = None if ttl_s is None else datetime.now(UTC) + timedelta(seconds=ttl_s)
         if given.pop("network", None) is not None and request.network is not None:
             await self._networks.set(sandbox_id, request.network)
+        if "identity" in given:
+            given["identity_id"] = await self._identity(given.pop("identity"))
         living = [state for state in State if state not in (State.DELETING, State.DELETED)]
         if given and not await self._ground.store.update_sandbox(sandbox_id, given, states=living):
             raise ended(await self._ground.record(sandbox_id))
+        if "identity_id" in given:
+            await self._networks.renew(sandbox_id)
         return await self.get(sandbox_id)
 
     async def delete(self, sandbox_id: str) -> None:

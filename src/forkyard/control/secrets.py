@@ -112,6 +112,19 @@ class Secrets:
             raise _missing(name)
         return record
 
+    # ── for the rest of the daemon ───────────────────────────────────────────────────────────────────────────────
+
+    async def stored(self, name: str) -> str:
+        """The value itself, for what the daemon does on behalf of whoever stored it."""
+        return self._vault.open(name, (await self._record(name)).sealed)
+
+    def seal(self, purpose: str, value: str) -> str:
+        """For a row of another table. `purpose` is no name of a secret: it has a colon."""
+        return self._vault.seal(purpose, value)
+
+    def unseal(self, purpose: str, sealed: str) -> str:
+        return self._vault.open(purpose, sealed)
+
     # ── of a sandbox ─────────────────────────────────────────────────────────────────────────────────────────────
 
     async def sealed(

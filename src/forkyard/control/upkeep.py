@@ -117,7 +117,9 @@ class Upkeep:
         now = self._ground.activity.clock()
         if record.state is State.DELETING:
             return partial(self._delete_again, record) if self._delete_is_stuck(record, now) else None
-        if record.expires_at is not None and record.expires_at <= datetime.now(UTC):
+        if record.expires_at is not None and record.expires_at <= datetime.now(UTC) and self._ttl_matters(record):
+            if record.on_ttl == "pause" and record.state is State.RUNNING:
+                return partial(self._pause_at_ttl, record.id)
             return partial(self._removal.delete, record.id, Cause.TTL, f"its ttl of {record.ttl_s:g} s has passed")
         if record.persistence == "ephemeral" and record.state in (State.PAUSED, State.STOPPED):
             return partial(self._removal.delete, record.id, Cause.EPHEMERAL, f"it is ephemeral, and {record.state}")
@@ -127,6 +129,13 @@ class Upkeep:
         if record.state is State.PAUSED and hot is not None and now - hot.since >= self._ground.limits.cool_after_s:
             return partial(self._cool, record.id, hot)
         return None
+
+    @staticmethod
+    def _ttl_matters(record: SandboxRecord) -> bool:
+        return record.on_ttl == "delete" or record.state is State.RUNNING
+
+    async def _pause_at_ttl(self, sandbox_id: str) -> None:
+        await self._sleep.pause(sandbox_id, Cause.TTL)
 
     def _delete_is_stuck(self, record: SandboxRecord, now: float) -> bool:
         if self._ground.turns.busy(record.id):

@@ -7,6 +7,8 @@ import contextlib
 from pathlib import Path
 
 from forkyard.control.identities import Identities, Principal
+from forkyard.control.plane import ControlPlane
+from forkyard.git.automation import Automation, Outward
 from forkyard.git.commits import Commits
 from forkyard.git.content import Content
 from forkyard.git.history import History
@@ -27,7 +29,15 @@ QUOTA_BYTES = 10 * 2**30
 
 class GitHosting:
     def __init__(
-        self, store: Store, identities: Identities, root: Path, *, quota_bytes: int = QUOTA_BYTES, url: str = ""
+        self,
+        store: Store,
+        identities: Identities,
+        root: Path,
+        *,
+        control: ControlPlane,
+        quota_bytes: int = QUOTA_BYTES,
+        url: str = "",
+        outward: Outward | None = None,
     ) -> None:
         self.identities = identities
         #: Where git clients find the daemon, if a request does not say: `http://127.0.0.1:7070`.
@@ -42,15 +52,20 @@ class GitHosting:
         self.transfer = Transfer(self.repositories)
         self.lfs = Lfs(self.repositories, store)
         self.upkeep = Upkeep(self.repositories)
+        self.automation = Automation(control, self.repositories, self.refs, root, outward or Outward())
+        self.triggers = self.automation.triggers
+        self.sync = self.automation.sync
         self._imports = Imports(self.repositories.git, self.refs)
         self.quota_bytes = quota_bytes
         self._upkeep: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         await self.repositories.start()
+        await self.automation.start()
         self._upkeep = asyncio.create_task(self.upkeep.run(), name="upkeep of repositories")
 
     async def stop(self) -> None:
+        await self.automation.stop()
         if self._upkeep is not None:
             self._upkeep.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -118,6 +118,14 @@ class Refs:
     async def delete_tag(self, repo: Repo, name: str, by: Principal) -> None:
         await self.move(repo, f"refs/tags/{name}", (await self.tag(repo, name)).sha, NO_SHA, by)
 
+    async def shas(self, repo: Repo) -> dict[str, str]:
+        """Where every branch and tag is, by its full name."""
+        done = await self._git.run(
+            repo.path, "for-each-ref", "--format=%(objectname) %(refname)", "refs/heads", "refs/tags"
+        )
+        lines = done.stdout.decode("utf-8", "replace").splitlines()
+        return {ref: sha for sha, _, ref in (line.partition(" ") for line in lines)}
+
     # ── what both, and commits, stand on ─────────────────────────────────────────────────────────────────────────
 
     async def commit_sha(self, repo: Repo, rev: str) -> str:

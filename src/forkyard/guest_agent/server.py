@@ -28,8 +28,9 @@ CONSOLE = "/dev/ttyS0"
 
 
 def main(arguments: list[str]) -> int:
-    """`--channel PATH | unix:PATH | fd:NUMBER`, `--cgroups DIRECTORY`, `--console PATH`: for running outside a VM."""
-    options = {"--channel": PORT, "--cgroups": CGROUPS, "--console": CONSOLE}
+    """`--channel PATH | unix:PATH | fd:NUMBER`, `--cgroups DIRECTORY`, `--console PATH`: for running outside a VM.
+    `--machine own`: this is a machine of our own, whose network is ours to set up."""
+    options = {"--channel": PORT, "--cgroups": CGROUPS, "--console": CONSOLE, "--machine": ""}
     for name, value in zip(arguments[::2], arguments[1::2], strict=True):
         if name not in options:
             raise SystemExit(f"unknown option {name}; there are {', '.join(options)}")
@@ -46,7 +47,7 @@ def main(arguments: list[str]) -> int:
         behind_front=options["--channel"].startswith("fd:"),
         on_open=lambda: _announce(options["--console"]),
     )
-    if options["--channel"] == PORT:  # else this is not a machine of its own
+    if options["--machine"] == "own":
         Network(loop).set_up()
         loop.soon(lambda: warm_up(sockets))
     # Less to copy when a process is forked, and no pauses: what is made here lives as long as the agent.

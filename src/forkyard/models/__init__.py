@@ -21,8 +21,11 @@ from forkyard.models.network import NetworkPolicy, Secret
 SandboxId = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9]{19}$")]
 SnapshotId = Annotated[str, StringConstraints(pattern=r"^sc-[a-z0-9]{20}$")]
 Persistence = Literal["ephemeral", "sticky", "persistent"]
+OnTtl = Literal["delete", "pause"]
 LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_./-]{1,64}$")]
 LabelValue = Annotated[str, StringConstraints(max_length=256)]
+AnnotationKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_./-]{1,64}$")]
+AnnotationValue = Annotated[str, StringConstraints(max_length=65536)]
 #: Fewer bytes than these within a quarter of the idle timeout are no sign of life: keep-alives, a poll now and then.
 DEFAULT_ACTIVITY_BYTES = 4096
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
@@ -47,10 +50,14 @@ class SandboxCreate(Request):
     memory_mib: int = Field(512, ge=128, le=16384)
     disk_gib: int = Field(8, ge=4, le=1024)
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=64)
+    annotations: dict[AnnotationKey, AnnotationValue] = Field(
+        default_factory=dict, max_length=16, description="Notes of programs: kept as they are, searched by nobody."
+    )
     env: dict[EnvName, str] = Field(default_factory=dict, max_length=256, description="For every exec in this sandbox.")
     snapshot: str | None = Field(None, description="Id or name of a snapshot to start from; its shape is taken.")
     idle_timeout_s: float | None = Field(300.0, gt=0, description="Paused when idle for this long; null = never.")
-    ttl_s: float | None = Field(None, gt=0, description="Deleted this long after its creation.")
+    ttl_s: float | None = Field(None, gt=0, description="Ends this long after its creation; see `on_ttl`.")
+    on_ttl: OnTtl = Field("delete", description="What the ttl does: `delete` it, or `pause` it if it runs.")
     persistence: Persistence = Field(
         "sticky",
         description="`ephemeral`: deleted when it pauses or stops. `sticky`: may be evicted when the disk budget is "
@@ -64,6 +71,12 @@ class SandboxCreate(Request):
         default_factory=dict,
         max_length=64,
         description="Variables that hold a placeholder inside; the value is put in on the way out.",
+    )
+    identity: str | None = Field(
+        None,
+        max_length=128,
+        description="Id or name of an identity: inside, http://git.forkyard.internal/NAME.git are the repositories that "
+        "it may use, without a credential. Forks have it too; with a snapshot it is not taken over.",
     )
     activity_threshold_bytes: int = Field(
         DEFAULT_ACTIVITY_BYTES,
@@ -81,13 +94,16 @@ class SandboxUpdate(Request):
 
     name: str | None = Field(None, max_length=128)
     labels: dict[LabelKey, LabelValue] | None = Field(None, max_length=64)
+    annotations: dict[AnnotationKey, AnnotationValue] | None = Field(None, max_length=16)
     idle_timeout_s: float | None = Field(None, gt=0, description="Null = never, if given.")
     ttl_s: float | None = Field(None, gt=0)
+    on_ttl: OnTtl | None = None
     persistence: Persistence | None = None
     priority: int | None = Field(None, ge=0, le=10)
     checkpoint_every_s: float | None = Field(None, ge=1)
     checkpoints_kept: int | None = Field(None, ge=1, le=100)
     network: NetworkPolicy | None = Field(None, description="Takes effect at once, also for open connections.")
+    identity: str | None = Field(None, max_length=128, description="Null = none, if given. Takes effect at once.")
     activity_threshold_bytes: int | None = Field(None, ge=0, le=2**31 - 1)
 
 
@@ -135,6 +151,7 @@ class SandboxInfo(Answer):
     incarnation: int
     shape: Shape
     labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
     template: str | None = None
     parent_id: str | None = Field(None, description="The sandbox it was forked from.")
     snapshot_id: str | None = Field(None, description="The snapshot it was created from or rolled back to.")
@@ -145,8 +162,10 @@ class SandboxInfo(Answer):
     checkpoints_kept: int = 5
     network: NetworkPolicy = Field(default_factory=NetworkPolicy)
     secret_names: list[str] = Field(default_factory=list)
+    identity_id: str | None = Field(None, description="Whose repositories it may use.")
     activity_threshold_bytes: int = DEFAULT_ACTIVITY_BYTES
-    expires_at: datetime | None = Field(None, description="When its ttl deletes it.")
+    expires_at: datetime | None = Field(None, description="When its ttl has passed.")
+    on_ttl: OnTtl = "delete"
     last_active_at: datetime | None = None
     created_at: datetime
     updated_at: datetime
@@ -359,6 +378,9 @@ class EventInfo(Answer):
     data: dict[str, Any] = Field(default_factory=dict)
 
 
+KeyFormat = Literal["forkyard", "e2b", "freestyle"]
+
+
 class KeyInfo(Answer):
     id: str
     name: str
@@ -369,6 +391,9 @@ class KeyInfo(Answer):
 
 class KeyCreate(Request):
     name: str = Field(min_length=1, max_length=128)
+    format: KeyFormat = Field(
+        "forkyard", description="What the key looks like: clients of other services check theirs. All open the same."
+    )
 
 
 class KeyCreated(KeyInfo):

@@ -21,6 +21,8 @@ GUEST_MAC = "02:fd:00:00:00:02"
 #: Host names below this are Forkyard's own (hosted Git and the like), reachable under every policy that names them in
 #: `Network.services`; they never go to DNS.
 INTERNAL_DOMAIN = "forkyard.internal"
+#: On every request to a service, put there by the door: the sandbox it comes from.
+SANDBOX_HEADER = "X-Forkyard-Sandbox"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import assert_never
 
 from forkyard.guest.base import SocketOwner
 from forkyard.models.network import EgressRecord, Verdict
-from forkyard.net.base import DOOR_ADDRESS, INTERNAL_DOMAIN, Network, Service
+from forkyard.net.base import DOOR_ADDRESS, INTERNAL_DOMAIN, SANDBOX_HEADER, Network, Service
 from forkyard.net.outside import Intercepted, tcp_connect
 from forkyard.net.peek import Peek
 from forkyard.net.policy import Decision, address_of
@@ -251,7 +251,8 @@ class Connection:
             if head is None:
                 raise Denied(f"{claimed} speaks plain HTTP only; use http://{claimed}")
             upstream = await tcp_connect(service.address, service.port)
-            await self._carry(upstream, owner, Requests(_SameHost(claimed, service.headers)))
+            headers = {**service.headers, SANDBOX_HEADER: self._watch.sandbox_id}
+            await self._carry(upstream, owner, Requests(_SameHost(claimed, headers)))
             return
         if claimed is not None and self._watch.replays:
             self._name = claimed

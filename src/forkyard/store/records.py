@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from forkyard.lifecycle import Cause, State
-from forkyard.models import DEFAULT_ACTIVITY_BYTES, Persistence, Shape
+from forkyard.models import DEFAULT_ACTIVITY_BYTES, OnTtl, Persistence, Shape
 from forkyard.models.network import NetworkPolicy
 from forkyard.net.base import Traffic
 
@@ -52,8 +52,11 @@ class SandboxRecord:
     ended_at: datetime | None
     network: NetworkPolicy = field(default_factory=NetworkPolicy)
     secrets: Mapping[str, SealedSecret] = field(default_factory=dict)
+    identity_id: str | None = None  # may be gone: then it may use nothing
     trusts_ca: bool | None = False  # whether its guest was told to trust our authority; None: nobody knows
     activity_threshold_bytes: int = DEFAULT_ACTIVITY_BYTES
+    on_ttl: OnTtl = "delete"
+    annotations: Mapping[str, str] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)  # of its earlier machines, and of this one up to the last look
 
 
@@ -75,8 +78,11 @@ class NewSandbox:
     checkpoints_kept: int = 5
     network: NetworkPolicy = field(default_factory=NetworkPolicy)
     secrets: Mapping[str, SealedSecret] = field(default_factory=dict)
+    identity_id: str | None = None
     trusts_ca: bool | None = False
     activity_threshold_bytes: int = DEFAULT_ACTIVITY_BYTES
+    on_ttl: OnTtl = "delete"
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

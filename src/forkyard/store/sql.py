@@ -20,6 +20,7 @@ from forkyard.lifecycle import ENDED, LIVE, Cause, State, allowed
 from forkyard.models import DEFAULT_ACTIVITY_BYTES, Shape
 from forkyard.models.network import NetworkPolicy
 from forkyard.net.base import Traffic
+from forkyard.store.builds import BuildQueries
 from forkyard.store.database import record_event
 from forkyard.store.domains import PreviewQueries
 from forkyard.store.egress import EgressQueries
@@ -36,11 +37,13 @@ from forkyard.store.records import (
     SandboxRecord,
     SealedSecret,
 )
+from forkyard.store.remotes import RemoteQueries
 from forkyard.store.retention import Retention
 from forkyard.store.secrets import SecretQueries
 from forkyard.store.snapshots import SnapshotQueries
 from forkyard.store.ssh import SshQueries
 from forkyard.store.tables import events, idempotency, keys, sandboxes
+from forkyard.store.triggers import TriggerQueries
 
 IDEMPOTENCY_LIFETIME = timedelta(hours=24)
 CREATES_WINDOW = timedelta(minutes=1)
@@ -73,7 +76,17 @@ _CREATES_OF_KEY = (
 
 
 class Store(
-    SnapshotQueries, EgressQueries, SecretQueries, SshQueries, PreviewQueries, GitQueries, IdentityQueries, Retention
+    SnapshotQueries,
+    EgressQueries,
+    SecretQueries,
+    SshQueries,
+    PreviewQueries,
+    GitQueries,
+    IdentityQueries,
+    BuildQueries,
+    TriggerQueries,
+    RemoteQueries,
+    Retention,
 ):
     """Open with `Store.open`."""
 
@@ -374,6 +387,9 @@ def _insert(connection: sa.Connection, new: NewSandbox, now: datetime, admit: Ad
         "secrets": {name: asdict(secret) for name, secret in new.secrets.items()},
         "trusts_ca": new.trusts_ca,
         "activity_threshold_bytes": new.activity_threshold_bytes,
+        "identity_id": new.identity_id,
+        "on_ttl": new.on_ttl,
+        "annotations": dict(new.annotations),
         "bytes_out": 0,
         "bytes_in": 0,
         "connections": 0,
@@ -435,10 +451,13 @@ def _sandbox(row: Mapping[str, Any] | sa.RowMapping) -> SandboxRecord:
         secrets={
             name: SealedSecret(**{**one, "hosts": tuple(one["hosts"])}) for name, one in (row["secrets"] or {}).items()
         },
+        identity_id=row["identity_id"],
         trusts_ca=row["trusts_ca"],
         activity_threshold_bytes=(
             DEFAULT_ACTIVITY_BYTES if row["activity_threshold_bytes"] is None else row["activity_threshold_bytes"]
         ),
+        on_ttl=row["on_ttl"] or "delete",
+        annotations=row["annotations"] or {},
         traffic=Traffic(*(row[name] or 0 for name in ("bytes_out", "bytes_in", "connections", "denied"))),
     )
 

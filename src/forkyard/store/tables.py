@@ -72,6 +72,9 @@ sandboxes = sa.Table(
     sa.Column("bytes_in", sa.BigInteger),
     sa.Column("connections", sa.BigInteger),
     sa.Column("denied", sa.BigInteger),
+    sa.Column("identity_id", sa.String(32)),
+    sa.Column("on_ttl", sa.String(16)),
+    sa.Column("annotations", sa.JSON),
     sa.Index(None, "created_at", "id"),  # the order of lists
     sa.Index(None, "state"),
     sa.Index(None, "key_id", "created_at"),  # creates of the last minute
@@ -306,4 +309,132 @@ audit = sa.Table(
     sa.Column("data", sa.JSON, nullable=False),
     sa.Index(None, "actor_id", "id"),
     sqlite_autoincrement=True,  # as with events
+)
+
+git_triggers = sa.Table(
+    "git_triggers",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("repo_id", sa.String(32), sa.ForeignKey("repos.id", ondelete="CASCADE"), nullable=False),
+    sa.Column("events", sa.JSON, nullable=False),
+    sa.Column("branches", sa.JSON, nullable=False),
+    sa.Column("tags", sa.JSON, nullable=False),
+    sa.Column("paths", sa.JSON, nullable=False),
+    sa.Column("action", sa.Text, nullable=False),  # sealed: it may hold headers, secrets, an environment
+    sa.Column("enabled", sa.Boolean, nullable=False),
+    sa.Column("key_id", sa.String(32), nullable=False),  # on whose behalf
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("updated_at", UtcDateTime, nullable=False),
+    sa.Index(None, "repo_id"),
+)
+
+git_seen_refs = sa.Table(
+    "git_seen_refs",  # where refs were when triggers were last told; only of repositories that have any
+    metadata,
+    sa.Column("repo_id", sa.String(32), sa.ForeignKey("repos.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("ref", sa.String(512), primary_key=True),
+    sa.Column("sha", sa.String(64), nullable=False),
+)
+
+git_deliveries = sa.Table(
+    "git_deliveries",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("trigger_id", sa.String(32), sa.ForeignKey("git_triggers.id", ondelete="CASCADE"), nullable=False),
+    sa.Column("event", sa.String(32), nullable=False),
+    sa.Column("ref", sa.Text, nullable=False),
+    sa.Column("before", sa.String(64), nullable=False),
+    sa.Column("after", sa.String(64), nullable=False),
+    sa.Column("payload", sa.JSON, nullable=False),
+    sa.Column("status", sa.String(16), nullable=False),
+    sa.Column("tries", sa.Integer, nullable=False),  # since it was last begun
+    sa.Column("attempts", sa.JSON, nullable=False),  # how the last ones went
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("next_at", UtcDateTime),
+    sa.Column("finished_at", UtcDateTime),
+    sa.Index(None, "trigger_id", "created_at"),
+    sa.Index(None, "status", "next_at"),
+)
+
+git_remotes = sa.Table(
+    "git_remotes",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("repo_id", sa.String(32), sa.ForeignKey("repos.id", ondelete="CASCADE"), nullable=False),
+    sa.Column("name", sa.String(64), nullable=False),
+    sa.Column("url", sa.Text, nullable=False),
+    sa.Column("direction", sa.String(8), nullable=False),
+    sa.Column("branches", sa.JSON, nullable=False),
+    sa.Column("tags", sa.Boolean, nullable=False),
+    sa.Column("username", sa.Text, nullable=False),
+    sa.Column("secret", sa.Text),  # name of a stored one
+    sa.Column("github_app", sa.JSON(none_as_null=True)),
+    sa.Column("poll_s", sa.Float),
+    sa.Column("hook_secret", sa.Text, nullable=False),  # sealed
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("synced_at", UtcDateTime),
+    sa.Column("error", sa.Text),
+    sa.UniqueConstraint("repo_id", "name"),
+)
+
+git_remote_refs = sa.Table(
+    "git_remote_refs",  # both sides as of the last sync, and where they last agreed: tells a deletion from a new branch
+    metadata,
+    sa.Column("remote_id", sa.String(32), sa.ForeignKey("git_remotes.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("ref", sa.String(512), primary_key=True),
+    sa.Column("agreed_sha", sa.String(64)),
+    sa.Column("local_sha", sa.String(64)),
+    sa.Column("remote_sha", sa.String(64)),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("detail", sa.Text),
+)
+
+reviews = sa.Table(
+    "reviews",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("key", sa.String(300), nullable=False, unique=True),  # two requests with the same one are one review
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("repo_id", sa.String(32), sa.ForeignKey("repos.id", ondelete="CASCADE")),  # null: of GitHub
+    sa.Column("request", sa.JSON, nullable=False),
+    sa.Column("asked_by", sa.JSON, nullable=False),
+    sa.Column("head_sha", sa.String(64)),
+    sa.Column("sandbox_ids", sa.JSON, nullable=False),  # to be deleted, also by the next daemon
+    sa.Column("dossier", sa.JSON),
+    sa.Column("verdict", sa.JSON),
+    sa.Column("posted", sa.JSON),
+    sa.Column("error", sa.Text),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("ended_at", UtcDateTime),
+    sa.Index(None, "repo_id", "created_at"),
+    sa.Index(None, "created_at", "id"),
+)
+
+layers = sa.Table(
+    "layers",  # snapshots of running machines, by the hash of all that went into them
+    metadata,
+    sa.Column("key", sa.String(64), primary_key=True),
+    sa.Column("snapshot_id", sa.String(32), nullable=False),  # may be gone: then there is no such layer
+    sa.Column("parent_key", sa.String(64)),
+    sa.Column("inputs", sa.JSON, nullable=False),  # name, digest and a short text of each, to say what differs
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("used_at", UtcDateTime, nullable=False),
+    sa.Index(None, "used_at"),
+)
+
+builds = sa.Table(
+    "builds",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("key_id", sa.String(32), nullable=False),  # on whose behalf
+    sa.Column("request", sa.JSON, nullable=False),
+    sa.Column("layers", sa.JSON, nullable=False),
+    sa.Column("snapshot_id", sa.String(32)),
+    sa.Column("failure", sa.JSON(none_as_null=True)),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("finished_at", UtcDateTime),
+    sa.Index(None, "created_at", "id"),
+    sa.Index(None, "state"),
 )

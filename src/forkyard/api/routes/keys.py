@@ -23,7 +23,7 @@ async def list_(control: Control) -> Response:
 @router.post("", status_code=201, response_model=KeyCreated, summary="Create an API key")
 async def create(body: Annotated[KeyCreate, Body(examples=[{"name": "ci"}])], control: Control) -> Response:
     """The answer shows the key this once; only its hash is kept."""
-    return answer(await control.keys.create(body.name), 201)
+    return answer(await control.keys.create(body.name, body.format), 201)
 
 
 @router.delete("/{key_id}", status_code=204, summary="Delete an API key", responses=documented(NotFound, Conflict))

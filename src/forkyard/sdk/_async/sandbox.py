@@ -26,6 +26,7 @@ from forkyard.sdk._async.execution import AsyncExecStream
 from forkyard.sdk._async.files import AsyncFiles
 from forkyard.sdk._async.forward import AsyncForward
 from forkyard.sdk._async.process import AsyncProcess
+from forkyard.sdk._async.sandbox_git import AsyncSandboxGit
 from forkyard.sdk._async.snapshots import AsyncSnapshot, reference
 from forkyard.sdk._async.terminal import AsyncTerminal
 from forkyard.sdk._async.transport import AsyncTransport
@@ -43,6 +44,7 @@ class AsyncSandbox:
         """As the daemon last reported it; `refresh()` asks again."""
         self.files = AsyncFiles(transport, info.id)
         self.egress = AsyncEgress(transport, info.id)
+        self.git = AsyncSandboxGit(self)
 
     def __repr__(self) -> str:
         name = f", name={self.info.name!r}" if self.info.name else ""
@@ -204,6 +206,7 @@ class AsyncSandbox:
         checkpoint_every_s: float | Unchanged | None = UNCHANGED,
         checkpoints_kept: int | Unchanged = UNCHANGED,
         network: validation.Network | Unchanged = UNCHANGED,
+        identity: str | Unchanged | None = UNCHANGED,
         activity_threshold_bytes: int | Unchanged = UNCHANGED,
     ) -> SandboxInfo:
         """Change what `create` was told. What is not given stays. None is never, or none; a ttl begins now."""
@@ -217,6 +220,7 @@ class AsyncSandbox:
             checkpoint_every_s=checkpoint_every_s,
             checkpoints_kept=checkpoints_kept,
             network=network if isinstance(network, Unchanged) else validation.network_policy(network),
+            identity=identity,
             activity_threshold_bytes=activity_threshold_bytes,
         )
         return await self._change("PATCH", "", request.model_dump(exclude_unset=True))

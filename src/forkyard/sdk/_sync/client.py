@@ -132,6 +132,7 @@ class Sandboxes:
         checkpoints_kept: int = 5,
         network: validation.Network | None = None,
         secrets: Mapping[str, Secret | Mapping[str, Any]] | None = None,
+        identity: str | None = None,
         activity_threshold_bytes: int = DEFAULT_ACTIVITY_BYTES,
         idempotency_key: str | None = None,
         timeout_s: float = wire.CREATE_S,
@@ -146,8 +147,9 @@ class Sandboxes:
 
         `network`: what may leave and enter: the name of a preset, an `EgressPolicy` or a `NetworkPolicy`. Default: the
         preset `coding`; with a snapshot, what its sandbox has. `secrets` are variables whose value never enters the
-        machine: it is put in on the way to the named hosts. More traffic than `activity_threshold_bytes` in a quarter
-        of the idle timeout keeps it awake.
+        machine: it is put in on the way to the named hosts. With an `identity` (its id or name), the repositories that it
+        may use are at http://git.forkyard.internal/NAME.git in there, without a credential. More traffic than
+        `activity_threshold_bytes` in a quarter of the idle timeout keeps it awake.
 
         A create that is retried with the same `idempotency_key` gives the same sandbox; the client sends one by itself,
         so that a broken connection never leaves a second machine. After `timeout_s` it raises `OperationTimeout`.
@@ -167,6 +169,7 @@ class Sandboxes:
             checkpoint_every_s=checkpoint_every_s,
             checkpoints_kept=checkpoints_kept,
             secrets=dict(secrets or {}),
+            identity=identity,
             activity_threshold_bytes=activity_threshold_bytes,
         )
         body = request.model_dump(exclude_defaults=True)

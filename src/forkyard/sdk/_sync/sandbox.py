@@ -27,6 +27,7 @@ from forkyard.sdk._sync.execution import ExecStream
 from forkyard.sdk._sync.files import Files
 from forkyard.sdk._sync.forward import Forward
 from forkyard.sdk._sync.process import Process
+from forkyard.sdk._sync.sandbox_git import SandboxGit
 from forkyard.sdk._sync.snapshots import Snapshot, reference
 from forkyard.sdk._sync.terminal import Terminal
 from forkyard.sdk._sync.transport import Transport
@@ -49,6 +50,7 @@ class Sandbox:
         """As the daemon last reported it; `refresh()` asks again."""
         self.files = Files(transport, info.id)
         self.egress = Egress(transport, info.id)
+        self.git = SandboxGit(self)
 
     def __repr__(self) -> str:
         name = f", name={self.info.name!r}" if self.info.name else ""
@@ -210,6 +212,7 @@ class Sandbox:
         checkpoint_every_s: float | Unchanged | None = UNCHANGED,
         checkpoints_kept: int | Unchanged = UNCHANGED,
         network: validation.Network | Unchanged = UNCHANGED,
+        identity: str | Unchanged | None = UNCHANGED,
         activity_threshold_bytes: int | Unchanged = UNCHANGED,
     ) -> SandboxInfo:
         """Change what `create` was told. What is not given stays. None is never, or none; a ttl begins now."""
@@ -223,6 +226,7 @@ class Sandbox:
             checkpoint_every_s=checkpoint_every_s,
             checkpoints_kept=checkpoints_kept,
             network=network if isinstance(network, Unchanged) else validation.network_policy(network),
+            identity=identity,
             activity_threshold_bytes=activity_threshold_bytes,
         )
         return self._change("PATCH", "", request.model_dump(exclude_unset=True))

@@ -1,0 +1,300 @@
+"""What a machine is made of: the spec, as `forkyard.yaml` has it and as the API takes it.
+
+Owns: the shape of a spec and what is wrong with one before anything is built. Steps are done in their order; a step is
+a mapping with one key, its kind. `layer` ends a layer: what stands before it is built once and kept as a snapshot of the
+running machine.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable
+from graphlib import CycleError, TopologicalSorter
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, field_validator, model_validator
+
+from forkyard.models.base import Request
+
+MAX_STEPS = 200
+MAX_FILE_BYTES = 8 * 2**20
+
+
+def _clean(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("holds a NUL, which no program can be given")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("holds half a surrogate pair") from None
+    return text
+
+
+Text = Annotated[str, StringConstraints(min_length=1, max_length=65536), AfterValidator(_clean)]
+Path = Annotated[str, StringConstraints(min_length=1, max_length=4096), AfterValidator(_clean)]
+Value = Annotated[str, StringConstraints(max_length=65536), AfterValidator(_clean)]
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
+User = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_.-]{0,31}$")]
+ServiceName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+#: A service of the spec, or a unit of systemd such as `network-online.target`.
+UnitName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9@:_.-]{0,127}$")]
+Package = Annotated[
+    str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.+-]*(:[a-z0-9]+)?(=[A-Za-z0-9.+~:-]+)?$", max_length=128)
+]
+Salt = Annotated[str, StringConstraints(max_length=256), AfterValidator(_clean)]
+
+
+class _Part(Request):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Size(_Part):
+    vcpus: int = Field(1, ge=1, le=8)
+    memory_mib: int = Field(512, ge=128, le=16384)
+    disk_gib: int = Field(8, ge=4, le=1024)
+
+
+class FileStep(_Part):
+    """One file. In YAML, `from` names a local file instead of its content; clients put the content in."""
+
+    content: str = Field(max_length=MAX_FILE_BYTES * 4 // 3 + 4)
+    encoding: Literal["utf8", "base64"] = "utf8"
+    mode: int | None = Field(None, ge=0, le=0o7777, description="Permission bits, e.g. 0o755 as 493.")
+    user: User | None = Field(None, description="Owner. Default: the user of the step.")
+
+    def data(self) -> bytes:
+        return self.content.encode() if self.encoding == "utf8" else base64.b64decode(self.content, validate=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, given: Any) -> Any:
+        return {"content": given} if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _decodable(self) -> Self:
+        try:
+            size_bytes = len(self.data())
+        except (binascii.Error, ValueError):
+            raise ValueError(f"content is not {'base64' if self.encoding == 'base64' else 'text'}") from None
+        if size_bytes > MAX_FILE_BYTES:
+            raise ValueError(f"{size_bytes} bytes are too many for a file of a spec; {MAX_FILE_BYTES} are the most")
+        return self
+
+
+class GitStep(_Part):
+    url: Text = Field(
+        description="Where to clone from. `http://git.forkyard.internal/NAME.git` is a hosted repository."
+    )
+    path: Path = "/repo"
+    rev: Text | None = Field(None, description="Branch, tag or commit. Default: the default branch.")
+    depth: int | None = Field(None, ge=1)
+
+    @field_validator("url")
+    @classmethod
+    def _no_password(cls, url: str) -> str:
+        scheme, _, rest = url.partition("://")
+        if scheme not in ("http", "https", "git", "ssh", "file") or not rest:
+            raise ValueError("give a url such as https://example.com/repo.git")
+        if scheme != "ssh" and "@" in rest.partition("/")[0]:
+            raise ValueError("has a credential in it, which would stay in the layer; give it as a secret of the build")
+        return url
+
+    @field_validator("rev")
+    @classmethod
+    def _no_option(cls, rev: str | None) -> str | None:
+        if rev is not None and rev.startswith("-"):
+            raise ValueError("a revision does not begin with `-`")
+        return rev
+
+
+class RunStep(_Part):
+    command: Text = Field(description="Runs in `bash -c`.")
+    timeout_s: float = Field(3600.0, gt=0, le=86400)
+    user: User | None = None
+    cwd: Path | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, given: Any) -> Any:
+        return {"command": given} if isinstance(given, str) else given
+
+
+class WaitStep(_Part):
+    command: Text = Field(description="Asked again and again until it exits with 0.")
+    timeout_s: float = Field(120.0, gt=0, le=86400)
+    interval_s: float = Field(0.5, ge=0.05, le=60)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, given: Any) -> Any:
+        return {"command": given} if isinstance(given, str) else given
+
+
+Manager = Literal["uv", "pip", "npm", "pnpm", "yarn", "bun"]
+#: Which program reads which lockfile.
+LOCKFILES: dict[str, Manager] = {
+    "uv.lock": "uv",
+    "requirements.txt": "pip",
+    "package-lock.json": "npm",
+    "npm-shrinkwrap.json": "npm",
+    "pnpm-lock.yaml": "pnpm",
+    "yarn.lock": "yarn",
+    "bun.lock": "bun",
+    "bun.lockb": "bun",
+}
+
+
+class InstallStep(_Part):
+    """Dependencies, as a lockfile has them. Built again when the lockfile, or what stands beside it, has changed."""
+
+    lockfile: Path = Field(description="`uv.lock`, `package-lock.json`, `requirements.txt` …")
+    path: Path | None = Field(None, description="Directory in the machine. Default: the working directory.")
+    manager: Manager | None = Field(None, description="Default: by the name of the lockfile.")
+    files: dict[Path, FileStep] = Field(
+        default_factory=dict,
+        max_length=20,
+        description="The lockfile and its manifest, to be written first. Without any they must be there already.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, given: Any) -> Any:
+        return {"lockfile": given} if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if self.manager is None and self.lockfile.rpartition("/")[2] not in LOCKFILES:
+            raise ValueError(f"{self.lockfile!r} is no lockfile I know ({', '.join(LOCKFILES)}); name its manager")
+        return self
+
+    def program(self) -> Manager:
+        return self.manager or LOCKFILES[self.lockfile.rpartition("/")[2]]
+
+
+class Service(_Part):
+    """A systemd unit. It runs in the machine, also after a restore: it was saved while it ran."""
+
+    name: ServiceName
+    exec: Text = Field(description="A shell command.")
+    type: Literal["simple", "oneshot", "notify"] = Field(
+        "simple",
+        description="`simple` is up when started, or when `ready` says so; `oneshot` when its command is done; `notify` "
+        "when it says so itself (sd_notify).",
+    )
+    ready: Text | None = Field(None, description="A command that exits with 0 once the service answers.")
+    ready_timeout_s: float = Field(120.0, gt=0, le=86400)
+    restart: Literal["no", "on-failure", "on-abnormal", "always"] = "no"
+    restart_s: float = Field(1.0, ge=0, le=3600, description="Pause before a restart.")
+    env: dict[Name, Value] = Field(default_factory=dict, max_length=256)
+    user: User | None = Field(None, description="Default: that of the spec at this step, else root.")
+    workdir: Path | None = None
+    after: list[UnitName] = Field(default_factory=list, max_length=64)
+    requires: list[UnitName] = Field(default_factory=list, max_length=64)
+    watchdog_s: float | None = Field(None, gt=0, le=86400, description="It must say so this often that it is alive.")
+    enabled: bool = Field(True, description="Started at every boot from disk.")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.type == "oneshot" and self.restart == "always":
+            raise ValueError("a oneshot service cannot be restarted always; use `on-failure`, or type `simple`")
+        return self
+
+
+class LayerStep(_Part):
+    discriminator: Salt = Field("", description="Another value, another layer: to build it anew.")
+    skip_cache: bool = Field(False, description="Build it and all that follows even if it is there.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, given: Any) -> Any:
+        return {} if given is True or given is None else given
+
+
+class Step(_Part):
+    """One of these."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra={"minProperties": 1, "maxProperties": 1})
+
+    apt: list[Package] | None = Field(None, min_length=1, max_length=500, description="Debian packages.")
+    files: dict[Path, FileStep] | None = Field(None, min_length=1, max_length=1000, description="By path.")
+    git: GitStep | None = Field(None, description="Clone a repository.")
+    run: RunStep | None = Field(None, description="A command; a failure ends the build.")
+    install: InstallStep | None = Field(None, description="Dependencies of a lockfile.")
+    env: dict[Name, Value] | None = Field(
+        None, min_length=1, max_length=256, description="For later steps, services, and every command of the sandbox."
+    )
+    workdir: Path | None = Field(None, description="Of later steps and services; made if it is not there.")
+    user: User | None = Field(None, description="Of later steps and services; made if there is none.")
+    service: Service | None = Field(None, description="Start a service, and wait until it is ready.")
+    wait_for: WaitStep | None = Field(None, description="Go on when this command succeeds.")
+    layer: LayerStep | None = Field(None, description="End a layer.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, given: Any) -> Any:
+        if given == "layer":
+            return {"layer": {}}
+        if isinstance(given, dict) and "layer" in given and given["layer"] in (None, True):
+            return {**given, "layer": {}}
+        return given
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        found = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(found) != 1:
+            said = "has " + " and ".join(found) if found else "is empty"
+            raise ValueError(f"a step is one of {', '.join(type(self).model_fields)}; this one {said}")
+        return self
+
+    @property
+    def kind(self) -> str:
+        return next(name for name in type(self).model_fields if getattr(self, name) is not None)
+
+    def canonical(self) -> Any:
+        """As it counts for a cache: with its defaults, so that saying them makes no difference."""
+        value = getattr(self, self.kind)
+        return value.model_dump(mode="json") if isinstance(value, Request) else _dumped(value)
+
+
+def _dumped(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: item.model_dump(mode="json") if isinstance(item, Request) else item for key, item in value.items()}
+    return value
+
+
+class Spec(_Part):
+    """A machine, described once."""
+
+    name: str | None = Field(None, max_length=128, description="For people.")
+    base: Text = Field("debian", description="What it starts from.")
+    size: Size = Field(default_factory=Size)
+    steps: list[Step] = Field(default_factory=list, max_length=MAX_STEPS)
+    discriminator: Salt = Field("", description="Another value, other layers: to build all anew.")
+    skip_cache: bool = Field(False, description="Build all layers even if they are there.")
+
+    @model_validator(mode="after")
+    def _services_in_order(self) -> Self:
+        services = [step.service for step in self.steps if step.service is not None]
+        names = [service.name for service in services]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two services are named {name!r}; give each a name of its own")
+        start_order(services)
+        return self
+
+
+def start_order(services: Iterable[Service]) -> list[Service]:
+    """Those that others wait for first. ValueError if some wait for each other."""
+    by_name = {service.name: service for service in services}
+    waits_for = {
+        name: {
+            other for unit in (*service.after, *service.requires) if (other := unit.removesuffix(".service")) in by_name
+        }
+        for name, service in by_name.items()
+    }
+    try:
+        return [by_name[name] for name in TopologicalSorter(waits_for).static_order()]
+    except CycleError as error:
+        circle = " → ".join(reversed(error.args[1]))
+        raise ValueError(f"services wait for each other in a circle: {circle}") from None
