@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 CODE   := src tests examples scripts
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests demo up test test-fast test-vm lint format bench clean
+.PHONY: help setup setup-tests demo up test test-fast test-vm test-compat lint format bench clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -29,6 +29,10 @@ test-fast: ## Tests without VMs: pure modules, agent on the host, API and SDK on
 
 test-vm: ## Tests on real VMs, and in a browser
 	@$(BIN)/pytest tests/integration tests/vm tests/web
+
+test-compat: ## Published clients of other services against ours; writes the tables in docs/compat.md
+	@scripts/compat-clients >/dev/null
+	@FORKYARD_WRITE_DOCS=1 $(BIN)/pytest tests/compat
 
 lint: ## Format, lint, types, import rules, generated files
 	@$(BIN)/ruff format --check -q $(CODE) && $(BIN)/ruff check -q $(CODE)

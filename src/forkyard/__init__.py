@@ -13,6 +13,9 @@ _MODULES = {
     "forkyard.sdk._sync.client": ("Forkyard",),
     "forkyard.sdk._sync.sandbox": ("Sandbox",),
     "forkyard.sdk._sync.snapshots": ("Snapshot",),
+    "forkyard.sdk._sync.builds": ("Build",),
+    "forkyard.sdk._sync.services": ("Services",),
+    "forkyard.sdk.spec": ("Spec",),
     "forkyard.sdk._sync.process": ("Process",),
     "forkyard.sdk._sync.execution": ("ExecStream",),
     "forkyard.sdk._sync.files": ("Files", "Watch"),
@@ -24,6 +27,8 @@ _MODULES = {
     "forkyard.sdk._async.client": ("AsyncForkyard",),
     "forkyard.sdk._async.sandbox": ("AsyncSandbox",),
     "forkyard.sdk._async.snapshots": ("AsyncSnapshot",),
+    "forkyard.sdk._async.builds": ("AsyncBuild",),
+    "forkyard.sdk._async.services": ("AsyncServices",),
     "forkyard.sdk._async.process": ("AsyncProcess",),
     "forkyard.sdk._async.execution": ("AsyncExecStream",),
     "forkyard.sdk._async.files": ("AsyncFiles", "AsyncWatch"),
@@ -60,6 +65,7 @@ _MODULES = {
         "SnapshotInfo",
         "WatchEvent",
     ),
+    "forkyard.models.builds": ("BuildFailure", "BuildInfo", "LayerInfo", "ServiceInfo", "UnitState"),
     "forkyard.models.git": (
         "BranchInfo",
         "CommitInfo",
@@ -71,6 +77,19 @@ _MODULES = {
         "RepoInfo",
         "RepoToken",
         "TagInfo",
+    ),
+    "forkyard.models.git_triggers": (
+        "Delivery",
+        "DeliveryInfo",
+        "ExecAction",
+        "GitHubApp",
+        "RefState",
+        "RemoteCreated",
+        "RemoteInfo",
+        "SandboxAction",
+        "SyncReport",
+        "TriggerInfo",
+        "WebhookAction",
     ),
     "forkyard.models.identities": ("AuditEntry", "IdentityInfo", "TokenCreated", "TokenInfo"),
     "forkyard.models.network": (
@@ -85,9 +104,20 @@ _MODULES = {
         "Secret",
         "SecretInfo",
     ),
+    "forkyard.models.reviews": (
+        "Dossier",
+        "ReviewComment",
+        "ReviewInfo",
+        "ReviewPlan",
+        "ReviewStep",
+        "ReviewVerdict",
+        "StepResult",
+    ),
     "forkyard.models.ssh": ("SshAccess", "SshDoor", "SshKeyInfo"),
     "forkyard.errors": (
         "BadAnswer",
+        "BuildFailed",
+        "BuildNotFound",
         "CommandNotFound",
         "Conflict",
         "DaemonUnreachable",
@@ -117,11 +147,14 @@ _MODULES = {
         "PortClosed",
         "QuotaExceeded",
         "RefConflict",
+        "RemoteFailed",
         "RepoFull",
         "RepoNotFound",
         "RevisionNotFound",
         "SandboxEnded",
         "SandboxNotFound",
+        "ServiceNotFound",
+        "ServiceNotReady",
         "SnapshotCorrupt",
         "SnapshotFailed",
         "SnapshotNotFound",
@@ -135,6 +168,7 @@ _MODULES = {
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
+    "AsyncBuild",
     "AsyncEgress",
     "AsyncExecStream",
     "AsyncFiles",
@@ -144,12 +178,18 @@ __all__ = [
     "AsyncRepo",
     "AsyncSandbox",
     "AsyncSandboxGit",
+    "AsyncServices",
     "AsyncSnapshot",
     "AsyncTerminal",
     "AsyncWatch",
     "AuditEntry",
     "BadAnswer",
     "BranchInfo",
+    "Build",
+    "BuildFailed",
+    "BuildFailure",
+    "BuildInfo",
+    "BuildNotFound",
     "Cause",
     "ChangedFile",
     "Check",
@@ -160,15 +200,19 @@ __all__ = [
     "Conflict",
     "ContentInfo",
     "DaemonUnreachable",
+    "Delivery",
+    "DeliveryInfo",
     "DomainInfo",
     "DomainNotFound",
     "DomainUnverified",
+    "Dossier",
     "Egress",
     "EgressPolicy",
     "EgressRecord",
     "EgressRule",
     "EgressTotals",
     "EventInfo",
+    "ExecAction",
     "ExecInfo",
     "ExecNotFound",
     "ExecResult",
@@ -184,6 +228,7 @@ __all__ = [
     "ForkyardError",
     "Forward",
     "GitFailed",
+    "GitHubApp",
     "GuestDiskFull",
     "GuestFailure",
     "GuestPermissionDenied",
@@ -200,6 +245,7 @@ __all__ = [
     "InvalidShape",
     "KeyCreated",
     "KeyInfo",
+    "LayerInfo",
     "MergeConflict",
     "MergeResult",
     "Milestone",
@@ -216,13 +262,23 @@ __all__ = [
     "PushedRef",
     "QuotaExceeded",
     "RefConflict",
+    "RefState",
+    "RemoteCreated",
+    "RemoteFailed",
+    "RemoteInfo",
     "Repo",
     "RepoFull",
     "RepoInfo",
     "RepoNotFound",
     "RepoToken",
+    "ReviewComment",
+    "ReviewInfo",
+    "ReviewPlan",
+    "ReviewStep",
+    "ReviewVerdict",
     "RevisionNotFound",
     "Sandbox",
+    "SandboxAction",
     "SandboxEnded",
     "SandboxGit",
     "SandboxInfo",
@@ -231,28 +287,38 @@ __all__ = [
     "SandboxUsage",
     "Secret",
     "SecretInfo",
+    "ServiceInfo",
+    "ServiceNotFound",
+    "ServiceNotReady",
+    "Services",
     "Shape",
     "Snapshot",
     "SnapshotCorrupt",
     "SnapshotFailed",
     "SnapshotInfo",
     "SnapshotNotFound",
+    "Spec",
     "SshAccess",
     "SshDoor",
     "SshKeyInfo",
     "State",
     "StateConflict",
     "StatusEntry",
+    "StepResult",
+    "SyncReport",
     "TagInfo",
     "TemplateBuildFailed",
     "Terminal",
     "TokenCreated",
     "TokenInfo",
+    "TriggerInfo",
     "Unauthenticated",
+    "UnitState",
     "VmCrashed",
     "VmStartFailed",
     "Watch",
     "WatchEvent",
+    "WebhookAction",
     "WorktreeBranch",
     "WorktreeCommit",
     "WorktreeDiff",
@@ -280,6 +346,8 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from forkyard.errors import (
         BadAnswer,
+        BuildFailed,
+        BuildNotFound,
         CommandNotFound,
         Conflict,
         DaemonUnreachable,
@@ -309,11 +377,14 @@ if TYPE_CHECKING:
         PortClosed,
         QuotaExceeded,
         RefConflict,
+        RemoteFailed,
         RepoFull,
         RepoNotFound,
         RevisionNotFound,
         SandboxEnded,
         SandboxNotFound,
+        ServiceNotFound,
+        ServiceNotReady,
         SnapshotCorrupt,
         SnapshotFailed,
         SnapshotNotFound,
@@ -340,6 +411,7 @@ if TYPE_CHECKING:
         SnapshotInfo,
         WatchEvent,
     )
+    from forkyard.models.builds import BuildFailure, BuildInfo, LayerInfo, ServiceInfo, UnitState
     from forkyard.models.git import (
         BranchInfo,
         CommitInfo,
@@ -351,6 +423,19 @@ if TYPE_CHECKING:
         RepoInfo,
         RepoToken,
         TagInfo,
+    )
+    from forkyard.models.git_triggers import (
+        Delivery,
+        DeliveryInfo,
+        ExecAction,
+        GitHubApp,
+        RefState,
+        RemoteCreated,
+        RemoteInfo,
+        SandboxAction,
+        SyncReport,
+        TriggerInfo,
+        WebhookAction,
     )
     from forkyard.models.identities import AuditEntry, IdentityInfo, TokenCreated, TokenInfo
     from forkyard.models.network import (
@@ -365,7 +450,17 @@ if TYPE_CHECKING:
         Secret,
         SecretInfo,
     )
+    from forkyard.models.reviews import (
+        Dossier,
+        ReviewComment,
+        ReviewInfo,
+        ReviewPlan,
+        ReviewStep,
+        ReviewVerdict,
+        StepResult,
+    )
     from forkyard.models.ssh import SshAccess, SshDoor, SshKeyInfo
+    from forkyard.sdk._async.builds import AsyncBuild
     from forkyard.sdk._async.client import AsyncForkyard
     from forkyard.sdk._async.egress import AsyncEgress
     from forkyard.sdk._async.execution import AsyncExecStream
@@ -375,8 +470,10 @@ if TYPE_CHECKING:
     from forkyard.sdk._async.process import AsyncProcess
     from forkyard.sdk._async.sandbox import AsyncSandbox
     from forkyard.sdk._async.sandbox_git import AsyncSandboxGit
+    from forkyard.sdk._async.services import AsyncServices
     from forkyard.sdk._async.snapshots import AsyncSnapshot
     from forkyard.sdk._async.terminal import AsyncTerminal
+    from forkyard.sdk._sync.builds import Build
     from forkyard.sdk._sync.client import Forkyard
     from forkyard.sdk._sync.egress import Egress
     from forkyard.sdk._sync.execution import ExecStream
@@ -386,9 +483,11 @@ if TYPE_CHECKING:
     from forkyard.sdk._sync.process import Process
     from forkyard.sdk._sync.sandbox import Sandbox
     from forkyard.sdk._sync.sandbox_git import SandboxGit
+    from forkyard.sdk._sync.services import Services
     from forkyard.sdk._sync.snapshots import Snapshot
     from forkyard.sdk._sync.terminal import Terminal
     from forkyard.sdk.results import CommandFailed, ExecResult, ForkOutcome, OutputChunk
+    from forkyard.sdk.spec import Spec
     from forkyard.sdk.worktree import (
         ChangedFile,
         PullResult,

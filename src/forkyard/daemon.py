@@ -21,6 +21,8 @@ import structlog
 from forkyard import faults
 from forkyard.api.app import create_app
 from forkyard.api.inside import InsideGit
+from forkyard.builds.builds import Builds
+from forkyard.compat.e2b.facade import E2b
 from forkyard.control.placement import Limits
 from forkyard.control.plane import ControlPlane
 from forkyard.control.previews import Address
@@ -110,15 +112,17 @@ async def serve(settings: Settings) -> None:
             _control_plane(settings, inner.getsockname()[1]) as control,
             _ssh_gateway(settings, control),
             _git_hosting(settings, control, sockets[0]) as hosting,
+            _builds(settings, control) as builds,
             _serving_inside(InsideGit(hosting, control.inside), inner),
         ):
             plain, secure = sockets[:2], sockets[2:]
             names = settings.allowed_hosts.replace(",", " ").split()
             names += [settings.preview_domain] if settings.preview_domain else []
-            gateway = Gateway(create_app(control, allowed_hosts=names, hosting=hosting), control, api_hosts=names)
+            gateway = Gateway(create_app(control, allowed_hosts=names, hosting=hosting, builds=builds), control, api_hosts=names)
             control.previews.address = _address(settings, *(one.getsockname()[1] for one in (plain[0], *secure)))
             control.domains.nameservers = settings.nameservers
-            server = Server(configured(gateway, grace_s=GRACE_S))
+            front = E2b(gateway, control, api_hosts=names)
+            server = Server(configured(front, grace_s=GRACE_S))
             tasks = [
                 asyncio.create_task(_stop_when_asked(control, server)),
                 asyncio.create_task(_prepare_default_shape(control)),
@@ -126,10 +130,11 @@ async def serve(settings: Settings) -> None:
             host, port = plain[0].getsockname()[:2]
             log.info("serving", url=f"http://{host}:{port}", socket=str(settings.api_socket), accel=control.host.accel)
             try:
-                async with _serving_tls(settings, control, gateway, secure):
+                async with _serving_tls(settings, control, front, secure):
                     await server.serve(sockets=plain)
             finally:
                 gateway.close()
+                await front.aclose()
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
@@ -144,12 +149,12 @@ def _address(settings: Settings, port: int, tls_port: int | None = None) -> Addr
 
 @contextlib.asynccontextmanager
 async def _serving_tls(
-    settings: Settings, control: ControlPlane, gateway: Gateway, sockets: list[socket.socket]
+    settings: Settings, control: ControlPlane, front: E2b, sockets: list[socket.socket]
 ) -> AsyncIterator[None]:
     if not sockets:
         yield
         return
-    config = configured(gateway, grace_s=GRACE_S)
+    config = configured(front, grace_s=GRACE_S)
     config.load()
     await control.domains.refresh()  # a handshake cannot wait for it
     config.ssl = await asyncio.to_thread(_tls_context, settings, control)
@@ -233,6 +238,21 @@ async def _git_hosting(
         yield hosting
     finally:
         await hosting.stop()
+
+
+@contextlib.asynccontextmanager
+async def _builds(settings: Settings, control: ControlPlane) -> AsyncIterator[Builds]:
+    budget_gib = settings.layers_budget_gib
+    builds = Builds(
+        control,
+        settings.state_dir / "builds",
+        budget_bytes=None if budget_gib is None else int(budget_gib * 2**30),
+    )
+    await builds.start()
+    try:
+        yield builds
+    finally:
+        await builds.stop()
 
 
 @contextlib.asynccontextmanager

@@ -37,6 +37,7 @@ rebuilds the same class from the `code`.
     ├── NoCapacity                no room now; `retry_after_s` says when to ask again
     │   └── QuotaExceeded
     ├── RepoFull                  the repository has used up its quota
+    ├── RemoteFailed              a git host elsewhere did not do its part
     ├── OperationTimeout
     ├── HostFailure               this machine could not do its part
     │   ├── ImageBuildFailed
@@ -314,6 +315,14 @@ class RepoFull(ForkyardError):
 
     code = "repo_full"
     status = 413
+
+
+class RemoteFailed(ForkyardError):
+    """A git host elsewhere could not be reached, or refused."""
+
+    code = "remote_failed"
+    status = 502
+    retryable = True
 
 
 class OperationTimeout(ForkyardError):

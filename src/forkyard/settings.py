@@ -129,6 +129,9 @@ class Settings(BaseSettings):
         description="More certificate authorities (PEM) to trust on the way out, besides the system's, where the door "
         "looks into TLS: for secrets, record and replay; and for webhooks.",
     )
+    layers_budget_gib: float | None = Field(
+        20.0, gt=0, description="What layers of specs may occupy on disk; those that were not used for longest go first."
+    )
     retention_days: float = Field(
         30.0, gt=0, description="Deleted sandboxes and their events are remembered this long."
     )

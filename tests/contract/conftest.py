@@ -15,6 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from forkyard.api.app import create_app
+from forkyard.builds.builds import Builds
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import ExecNotFound, FileMissing, ForkyardError
 from forkyard.git.hosting import GitHosting
@@ -164,7 +165,9 @@ async def running_world(directory: Path) -> AsyncIterator[World]:
     key = (await control.keys.create("test")).key
     hosting = GitHosting(store, control.identities, directory / "git", control=control, url="http://127.0.0.1:7070")
     await hosting.start()
-    app = create_app(control, allowed_hosts=["forkyard.example"], hosting=hosting)
+    builds = Builds(control, directory / "builds")
+    await builds.start()
+    app = create_app(control, allowed_hosts=["forkyard.example"], hosting=hosting, builds=builds)
     transport = httpx.ASGITransport(app)
     headers = {"Authorization": f"Bearer {key}"}
     async with httpx.AsyncClient(
@@ -172,6 +175,7 @@ async def running_world(directory: Path) -> AsyncIterator[World]:
     ) as client:
         yield World(control, host, app, key, client, guests)
     host.faults = FaultPlan()
+    await builds.stop()
     await hosting.stop()
     await control.stop(destroy=True)
     await store.close()

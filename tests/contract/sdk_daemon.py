@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import getpass
 import os
 import shutil
 import socket
@@ -23,6 +24,8 @@ from typing import Any, TypeVar
 import uvicorn
 
 from forkyard.api.app import create_app
+from forkyard.builds.builds import Builds
+from forkyard.compat.e2b.facade import E2b
 from forkyard.control.plane import ControlPlane
 from forkyard.git.automation import Outward
 from forkyard.git.hosting import GitHosting
@@ -160,6 +163,8 @@ class Daemon:
             outward=self.outward,
         )
         await self.hosting.start()
+        self.builds = Builds(self._control, self.root / "state" / "builds")
+        await self.builds.start()
         await self._listen()
         self.hosting.url = self.url
 
@@ -170,8 +175,13 @@ class Daemon:
         self.socket.unlink(missing_ok=True)
         unix = socket.socket(socket.AF_UNIX)
         unix.bind(str(self.socket))
+        app = create_app(self._control, hosting=self.hosting, builds=self.builds)
+        self._e2b = E2b(app, self._control, default_user=getpass.getuser())
         config = uvicorn.Config(
-            create_app(self._control, hosting=self.hosting), log_level="error", lifespan="off", ws="websockets-sansio"
+            self._e2b,
+            log_level="error",
+            lifespan="off",
+            ws="websockets-sansio",
         )
         self._server = uvicorn.Server(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[tcp, unix]))
@@ -189,9 +199,11 @@ class Daemon:
         self._server.should_exit = self._server.force_exit = True
         await self._break()
         await self._serving
+        await self._e2b.aclose()
 
     async def _stop(self) -> None:
         await self._close()
+        await self.builds.stop()
         await self.hosting.stop()
         await self._control.stop(destroy=True)
         await self._store.close()

@@ -125,7 +125,7 @@ def test_what_is_rejected_and_what_conflicts_is_told(sbx: Sandbox, tree: str, ur
 
 def test_a_refused_clone_fails_at_once_and_asks_nobody(sbx: Sandbox, daemon: Daemon, tmp_path: Path) -> None:
     yard = GitYard(daemon, tmp_path)
-    with pytest.raises(GitFailed, match="could not read Username|terminal prompts disabled"):
+    with pytest.raises(GitFailed, match=r"could not read Username|terminal prompts disabled"):
         sbx.git.clone(yard.url("none", ""), str(tmp_path / "none"))
-    with pytest.raises(GitFailed, match="does not exist|not a git repository|cannot change to"):
+    with pytest.raises(GitFailed, match=r"does not exist|not a git repository|cannot change to"):
         sbx.git.status(str(tmp_path / "nowhere"))

@@ -16,6 +16,7 @@ import contextlib
 import json
 import secrets
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -101,6 +102,7 @@ class Internet:
         for name in (self.inner, self.outer):
             with contextlib.suppress(subprocess.CalledProcessError):
                 _ip(f"netns del {name}")
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     def seen(self) -> list[Seen]:
         """Everything since the last call. What is on its way gets a moment."""

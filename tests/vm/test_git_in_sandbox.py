@@ -85,3 +85,48 @@ def _no_credential_is_inside(sandbox: Sandbox, daemon: Daemon) -> None:
     assert "refs/heads/main" in seen
     assert key not in seen and "fyt_" not in seen
     assert "authorization" not in seen.lower() and "x-forkyard-door" not in seen.lower()
+
+
+def test_a_review_runs_end_to_end_in_copies_of_a_warm_sandbox(fy: Forkyard) -> None:
+    repo = fy.git.create("reviewed", files={"calc.py": "def add(a, b):\n    return a + b\n", ".gitignore": "deps\n"})
+    repo.create_branch("fix")
+    repo.commit("Break it", {"calc.py": "def add(a, b):\n    return a - b\n"}, branch="fix")
+    reviewer = (
+        "import json, sys, os\n"
+        "d = json.load(sys.stdin)\n"
+        "bad = [s for s in d['steps'] if not s['passed']]\n"
+        "line = [{'path': f['path'], 'line': 2, 'body': 'minus?'} for f in d['diff']['files']]\n"
+        "print(json.dumps({'event': 'REQUEST_CHANGES' if bad else 'APPROVE', 'body': bad[0]['output'],\n"
+        "  'comments': line if not os.path.exists('/root/touched') else []}))\n"
+    )
+    try:
+        with fy.sandboxes.create(network="none") as warm:
+            warm.exec(
+                "mkdir -p /root/review/deps && echo warm > /root/review/deps/x && nohup sleep 600 >/dev/null 2>&1 &"
+            )
+            warm.files.write("/root/reviewer.py", reviewer)
+            review = fy.reviews.branch(
+                "reviewed",
+                "fix",
+                plan={
+                    "sandbox": warm.id,
+                    "steps": [
+                        {"name": "lint", "command": ["python3", "-m", "py_compile", "calc.py"]},
+                        {"name": "test", "command": "python3 -c 'import calc; assert calc.add(2, 2) == 4, \"add\"'"},
+                        {"name": "warm", "command": "cat deps/x && pgrep -x sleep && touch /root/touched"},
+                        # The code under review reaches nothing, not even its own repository.
+                        {"name": "alone", "command": f"! git ls-remote {INSIDE}/reviewed.git"},
+                    ],
+                    "reviewer": {"type": "command", "command": ["python3", "/root/reviewer.py"]},
+                },
+            )
+            assert review.error is None
+            passed = {step.name: step.passed for step in review.steps}
+            assert passed == {"lint": True, "test": False, "warm": True, "alone": True}, review.steps
+            assert review.verdict is not None and review.verdict.event == "REQUEST_CHANGES"
+            assert "AssertionError: add" in review.verdict.body
+            assert [(one.path, one.line) for one in review.verdict.comments] == [("calc.py", 2)]
+            assert warm.exec("ls /root/touched; git -C /root/review rev-parse HEAD").stdout == ""
+            assert [sandbox.id for sandbox in fy.sandboxes.list()] == [warm.id]
+    finally:
+        repo.delete()

@@ -17,6 +17,9 @@ from forkyard.api.auth import JWKS, PREFIX, Gate
 from forkyard.api.git_http import GitHttp
 from forkyard.api.problem import documented
 from forkyard.api.routes import (
+    builds as builds_routes,
+)
+from forkyard.api.routes import (
     domains,
     egress,
     events,
@@ -24,19 +27,23 @@ from forkyard.api.routes import (
     files,
     git,
     git_content,
+    git_remotes,
     git_triggers,
     identities,
     keys,
     previews,
     recordings,
+    reviews,
     sandboxes,
     secrets,
+    services,
     snapshots,
     ssh,
     system,
     terminal,
     verbs,
 )
+from forkyard.builds.builds import Builds
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import Forbidden, InternalError, InvalidRequest, Unauthenticated
 from forkyard.git.hosting import GitHosting
@@ -49,6 +56,8 @@ _TAGS = [
         "description": "Commands in a sandbox. A terminal is a WebSocket at `/sandboxes/{id}/terminal`.\n\n"
         + str(terminal.__doc__),
     },
+    {"name": "builds", "description": str(builds_routes.__doc__)},
+    {"name": "services", "description": str(services.__doc__)},
     {"name": "files", "description": str(files.__doc__)},
     {"name": "events", "description": "Every change of a sandbox's state, with its cause."},
     {"name": "previews", "description": "Ports of sandboxes, opened in a browser; and domains for them."},
@@ -62,9 +71,14 @@ _TAGS = [
 
 
 def create_app(
-    control: ControlPlane, *, allowed_hosts: Collection[str] = (), hosting: GitHosting | None = None
+    control: ControlPlane,
+    *,
+    allowed_hosts: Collection[str] = (),
+    hosting: GitHosting | None = None,
+    builds: Builds | None = None,
 ) -> FastAPI:
-    """`allowed_hosts`: names the daemon is reached by, besides localhost and addresses. `hosting`: else no git."""
+    """`allowed_hosts`: names the daemon is reached by, besides localhost and addresses. `hosting`: else no git.
+    `builds`: else no specs."""
     app = FastAPI(
         title="Forkyard",
         version=forkyard.__version__,
@@ -78,12 +92,15 @@ def create_app(
     )
     app.state.control = control
     app.state.git = hosting
+    app.state.builds = builds
     api = APIRouter(prefix=PREFIX, responses=documented(Unauthenticated, Forbidden, InvalidRequest, InternalError))
     for router in (
         system.router,
         sandboxes.router,
         verbs.router,
         snapshots.router,
+        builds_routes.router,
+        services.router,
         execs.router,
         terminal.router,
         files.streams,
@@ -93,7 +110,10 @@ def create_app(
         git.streams,
         git.router,
         git_content.router,
+        reviews.router,
         git_triggers.router,
+        git_remotes.router,
+        git_remotes.hooks,
         identities.router,
         previews.router,
         domains.router,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 from collections.abc import Collection
 
 from starlette.datastructures import Headers, QueryParams
@@ -22,6 +23,8 @@ JWKS = "/.well-known/jwks.json"
 OPEN = frozenset({"/", JWKS, f"{PREFIX}/health", f"{PREFIX}/openapi.json", f"{PREFIX}/docs"})
 #: Git clients know nothing of API keys; they are let in by `api.git_http`.
 OWN_CREDENTIALS = "/git/"
+#: Other hosts say here that a remote has changed, and sign it; checked by `api.routes.git_remotes`.
+HOOK = re.compile(rf"{PREFIX}/git/repos/[^/]+/remotes/[^/]+/hook")
 READY_WAIT_S = 60.0
 
 
@@ -35,7 +38,7 @@ class Gate:
         if scope["type"] in ("http", "websocket"):
             headers = Headers(scope=scope)
             self._check_host(scope, headers)
-            if scope["path"].startswith(OWN_CREDENTIALS):
+            if scope["path"].startswith(OWN_CREDENTIALS) or HOOK.fullmatch(scope["path"]):
                 await self._until_ready()
             elif scope["path"] not in OPEN:
                 principal = await self._control.identities.authenticate(_presented(scope, headers))

@@ -51,6 +51,12 @@ class BoundedRoute(APIRoute):
         return bounded
 
 
+class SpecRoute(BoundedRoute):
+    """Files of a spec come inside the JSON."""
+
+    max_body_bytes = 32 * 2**20
+
+
 async def _small_body(request: Request, most_bytes: int) -> bytes:
     body = bytearray()
     async for chunk in upload(request):

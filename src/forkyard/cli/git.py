@@ -1,4 +1,4 @@
-"""`git create | ls | show | url | set | rm | log | cat | commit | compare | merge | search`."""
+"""`git create | ls | show | url | set | rm | log | cat | commit | compare | merge | search | triggers | remotes | sync`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import IO, Literal
 
 import click
 
-from forkyard.cli import show
+from forkyard.cli import git_triggers, show
 from forkyard.cli.app import App, Verb, pass_app, seconds
 
 #: How long the token in the URL of a new repository is good.
@@ -19,6 +19,10 @@ CLONE_URL_S = 30 * 86400.0
 @click.group("git")
 def git_command() -> None:
     """Repositories that this daemon hosts. Where a command wants a REPO, its name or id will do."""
+
+
+for _more in (git_triggers.triggers, git_triggers.remotes, git_triggers.sync):
+    git_command.add_command(_more)
 
 
 @git_command.command("create", cls=Verb)

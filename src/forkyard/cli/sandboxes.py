@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 @click.option("--label", "labels", multiple=True, callback=pairs, metavar="KEY=VALUE", help="May be repeated.")
 @click.option("--env", "-e", multiple=True, callback=pairs, metavar="KEY=VALUE", help="For every command in it.")
 @click.option("--snapshot", metavar="SNAPSHOT", help="Id or name of a snapshot to go on from, in its shape.")
+@click.option(
+    "--file",
+    "-f",
+    "spec_file",
+    metavar="FILE",
+    help="A spec, such as forkyard.yaml; built first if need be (see build).",
+)
 @click.option("--idle-timeout", "idle_timeout_s", type=seconds, help="Sleeps when idle for this long. Default: 5m.")
 @click.option("--ttl", "ttl_s", type=seconds, help="Deleted this long after its creation. Default: never.")
 @click.option(
@@ -47,7 +54,7 @@ if TYPE_CHECKING:
     help="More traffic than this, in a quarter of the idle timeout, keeps it awake. Default: 4K.",
 )
 @pass_app
-def create_command(app: App, /, snapshot: str | None, **options: Any) -> None:
+def create_command(app: App, /, snapshot: str | None, spec_file: str | None, **options: Any) -> None:
     """Create a sandbox and print its id.
 
     The first use of a new shape (vCPUs, memory, disk) builds its template once and takes longer. Times are seconds, or
@@ -63,6 +70,10 @@ def create_command(app: App, /, snapshot: str | None, **options: Any) -> None:
             from forkyard.cli.snapshots import find_snapshot
 
             request["snapshot"] = find_snapshot(client, snapshot)
+        if spec_file is not None:
+            from forkyard.cli.builds import built
+
+            request["spec"] = built(app, client, spec_file)
         if secrets:
             request["secrets"] = with_values(secrets, {info.name for info in client.secrets.list()})
         with _waiting(app, "Creating a sandbox (the first of a shape takes a minute) …"):

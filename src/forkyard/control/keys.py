@@ -36,7 +36,7 @@ class Keys:
         self._touched: dict[str, float] = {}
         self._deletions = 0
 
-    async def create(self, name: str, format: KeyFormat = "forkyard") -> KeyCreated:  # noqa: A002
+    async def create(self, name: str, format: KeyFormat = "forkyard") -> KeyCreated:
         key = _NEW[format]()
         record = await self._store.add_key("k" + secrets.token_hex(8), name, _hash(key), key[:PREFIX_LENGTH])
         return KeyCreated(**key_info(record).model_dump(), key=key)

@@ -28,6 +28,7 @@ from forkyard.control.removal import Removal
 from forkyard.control.room import Room
 from forkyard.control.sandboxes import Sandboxes
 from forkyard.control.secrets import Secrets, Vault
+from forkyard.control.services import Services
 from forkyard.control.sleep import Sleep
 from forkyard.control.snapshots import Snapshots
 from forkyard.control.ssh import Ssh
@@ -88,6 +89,7 @@ class ControlPlane:
             self.networks,
             self.identities,
         )
+        self.services = Services(self.sandboxes)
         self.inside = Inside(self.ground, self.identities)
         self.networks.services.append(self.inside.services)
         self.previews = Previews(self.ground, self.sleep)

@@ -327,6 +327,12 @@ class Sandboxes:
             await self._networks.renew(sandbox_id)
         return await self.get(sandbox_id)
 
+    async def disarm(self, sandbox_id: str) -> None:
+        """Take its identity and its secrets away: what runs in it from now on is not to be trusted with them."""
+        if not await self._ground.store.update_sandbox(sandbox_id, {"identity_id": None, "secrets": {}}):
+            raise ended(await self._ground.record(sandbox_id))
+        await self._networks.renew(sandbox_id)
+
     async def delete(self, sandbox_id: str) -> None:
         """Returns when the machine and all it owned are gone. Deleting what is deleted is fine."""
         await self._removal.delete(sandbox_id)

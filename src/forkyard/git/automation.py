@@ -49,13 +49,14 @@ class Automation:
         )
         self.signer: Signer | None = None
         self.actions: Actions | None = None
-        self._resolver = HostResolver()
+        self._resolver: HostResolver | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         self.signer = await asyncio.to_thread(Signer.load_or_make, self._root / "webhook-key.pem")
         outward = self._outward
         context = await asyncio.to_thread(_context, outward.extra_ca_file)
+        self._resolver = HostResolver()
         sender = Sender(
             self._resolver, context, timeout_s=outward.webhook_timeout_s, allow_private=outward.allow_private
         )
@@ -72,7 +73,8 @@ class Automation:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._resolver.close()
+        if self._resolver is not None:
+            self._resolver.close()
 
 
 def _context(extra_ca_file: Path | None) -> ssl.SSLContext:

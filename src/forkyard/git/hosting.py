@@ -18,6 +18,7 @@ from forkyard.git.merging import Merging
 from forkyard.git.process import Git
 from forkyard.git.refs import Refs
 from forkyard.git.repositories import Repo, Repositories, head_of
+from forkyard.git.review import Reviews
 from forkyard.git.search import Search
 from forkyard.git.transfer import Transfer
 from forkyard.git.upkeep import Upkeep
@@ -55,16 +56,21 @@ class GitHosting:
         self.automation = Automation(control, self.repositories, self.refs, root, outward or Outward())
         self.triggers = self.automation.triggers
         self.sync = self.automation.sync
+        self.reviews = Reviews(control, self, outward or Outward())
         self._imports = Imports(self.repositories.git, self.refs)
         self.quota_bytes = quota_bytes
         self._upkeep: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         await self.repositories.start()
+        await self.reviews.start()
         await self.automation.start()
+        assert self.automation.actions is not None
+        self.automation.actions.by_type["review"] = self.reviews.perform
         self._upkeep = asyncio.create_task(self.upkeep.run(), name="upkeep of repositories")
 
     async def stop(self) -> None:
+        await self.reviews.stop()
         await self.automation.stop()
         if self._upkeep is not None:
             self._upkeep.cancel()
@@ -116,20 +122,25 @@ class GitHosting:
 
     async def token(self, repo: Repo, permission: Permission, expires_in_s: float | None, url: str) -> RepoToken:
         """For whoever needs this repository and nothing else."""
-        identity = await self.identities.ensure_managed(
-            f"repo:{repo.id}:{permission}", f"{permission} access to {repo.record.name}"
-        )
-        await self.identities.grant_repo(identity.id, repo.id, permission, by="forkyard")
-        made = await self.identities.create_token(identity.id, expires_in_s=expires_in_s)
+        identity_id = await self.only(repo, permission)
+        made = await self.identities.create_token(identity_id, expires_in_s=expires_in_s)
         scheme, _, rest = self.clone_url(repo, url).partition("://")
         return RepoToken(
             token=made.token,
             token_id=made.id,
-            identity_id=identity.id,
+            identity_id=identity_id,
             permission=permission,
             clone_url=f"{scheme}://forkyard:{made.token}@{rest}",
             expires_at=made.expires_at,
         )
+
+    async def only(self, repo: Repo, permission: Permission) -> str:
+        """The identity that may do this with this repository, and nothing else."""
+        identity = await self.identities.ensure_managed(
+            f"repo:{repo.id}:{permission}", f"{permission} access to {repo.record.name}"
+        )
+        await self.identities.grant_repo(identity.id, repo.id, permission, by="forkyard")
+        return identity.id
 
     def clone_url(self, repo: Repo, url: str) -> str:
         return f"{url or self.url}/git/{repo.record.name}.git"

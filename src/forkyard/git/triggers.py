@@ -145,6 +145,8 @@ class Triggers:
 
     def _refuse_bad(self, action: Action) -> None:
         """What can be said now; the rest is seen when it is used."""
+        if "\0" in action.model_dump_json() or "\\u0000" in action.model_dump_json():
+            raise InvalidRequest("the action holds a NUL, which no program and no header can be given", field="action")
         if not isinstance(action, WebhookAction):
             return
         try:
@@ -248,7 +250,7 @@ class Triggers:
 
     async def _told(
         self, repo: Repo, change: RefChange, triggers: Sequence[TriggerRecord], by: str | None
-    ) -> list[DeliveryRecord]:
+    ) -> Sequence[DeliveryRecord]:
         found = []
         about: Mapping[str, Any] | None = None
         paths: Sequence[str] | None = None
@@ -299,7 +301,7 @@ class Triggers:
         identity = await self._store.identity(by)
         return {"id": by, "name": by if identity is None else identity.name}
 
-    async def _commits(self, repo: Repo, change: RefChange) -> list[dict[str, Any]]:
+    async def _commits(self, repo: Repo, change: RefChange) -> Sequence[dict[str, Any]]:
         """Newest first, and one more than are shown."""
         if not change.ref.startswith(_HEADS) or change.new == NO_SHA:
             return []
@@ -347,10 +349,9 @@ def event_for(trigger: TriggerRecord, change: RefChange) -> EventKind | None:
     kinds: list[EventKind]
     if change.ref.startswith(_HEADS):
         name, globs = change.ref.removeprefix(_HEADS), trigger.branches
+        kinds = ["branch.created", "push"] if change.old == NO_SHA else ["push"]
         if change.new == NO_SHA:
             kinds = ["branch.deleted"]
-        else:
-            kinds = ["branch.created", "push"] if change.old == NO_SHA else ["push"]
     else:
         name, globs = change.ref.removeprefix(_TAGS), trigger.tags
         kinds = ["tag.deleted"] if change.new == NO_SHA else ["tag.created"]

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from ipaddress import IPv4Address
 from urllib.parse import urljoin, urlsplit
 
 import httpcore
@@ -41,9 +42,24 @@ class Refused(Exception):
     """It leads where it must not."""
 
 
+def is_private(address: IPv4Address) -> bool:
+    return is_special(address) or is_own(address)
+
+
 class Sender:
-    def __init__(self, resolver: Resolver, context: ssl.SSLContext, *, timeout_s: float, allow_private: bool) -> None:
+    def __init__(
+        self,
+        resolver: Resolver,
+        context: ssl.SSLContext,
+        *,
+        timeout_s: float,
+        allow_private: bool,
+        is_private: Callable[[IPv4Address], bool] = is_private,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
+    ) -> None:
+        self._max_response_bytes = max_response_bytes
         self._resolver = resolver
+        self._is_private = is_private
         self._context = context
         self._timeout_s = timeout_s
         self._allow_private = allow_private
@@ -56,6 +72,7 @@ class Sender:
         status: int | None = None
         answered: bytes | None = None
         error: str | None = None
+        retry = True
         try:
             async with asyncio.timeout(self._timeout_s):
                 status, answered = await self._follow(url, headers, private, body, allow_private or self._allow_private)
@@ -64,7 +81,7 @@ class Sender:
         except TimeoutError:
             error = f"no whole answer within {self._timeout_s:g} s"
         except Refused as refusal:
-            error = str(refusal)
+            error, retry = str(refusal), False
         except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError, OSError) as failure:
             error = f"it cannot be reached: {failure or type(failure).__name__}"
         except (httpcore.UnsupportedProtocol, ValueError) as failure:
@@ -75,12 +92,13 @@ class Sender:
             status=status,
             error=error,
             response=None if answered is None else answered.decode("utf-8", "replace"),
+            retry=retry,
         )
 
     async def _follow(
         self, url: str, headers: Mapping[str, str], private: Mapping[str, str], body: bytes, allow_private: bool
     ) -> tuple[int, bytes]:
-        backend = _Checked(self._resolver, allow_private)
+        backend = _Checked(self._resolver, _nothing if allow_private else self._is_private)
         origin = _origin(url)
         for _ in range(MAX_REDIRECTS + 1):
             given = {**headers, **(private if _origin(url) == origin else {})}
@@ -90,7 +108,7 @@ class Sender:
             ):
                 location = dict(answer.headers).get(b"location") or dict(answer.headers).get(b"Location")
                 if answer.status not in _REDIRECTS or location is None:
-                    return answer.status, await _beginning(answer)
+                    return answer.status, await _beginning(answer, self._max_response_bytes)
             target = urljoin(url, location.decode("latin-1"))
             if url.startswith("https:") and not target.startswith("https:"):
                 raise Refused("it redirects from https to something less safe; that is not followed")
@@ -101,10 +119,10 @@ class Sender:
 class _Checked(httpcore.AsyncNetworkBackend):
     """Connects to addresses, after a look at them."""
 
-    def __init__(self, resolver: Resolver, allow_private: bool) -> None:
+    def __init__(self, resolver: Resolver, refuses: Callable[[IPv4Address], bool]) -> None:
         self._inner = httpcore.AnyIOBackend()
         self._resolver = resolver
-        self._allow_private = allow_private
+        self._refuses = refuses
 
     async def connect_tcp(
         self,
@@ -120,7 +138,7 @@ class _Checked(httpcore.AsyncNetworkBackend):
             raise httpcore.ConnectError(f"{host} has no IPv4 address")
         for text in found:
             address = address_of(text)
-            if not self._allow_private and (address is None or is_special(address) or is_own(address)):
+            if address is None or self._refuses(address):
                 raise Refused(
                     f"{host} leads to {text}, which is this host or in a private network; set allow_private on the "
                     "trigger if that is meant"
@@ -128,13 +146,17 @@ class _Checked(httpcore.AsyncNetworkBackend):
         return await self._inner.connect_tcp(found[0], port, timeout, local_address, socket_options)
 
 
-async def _beginning(answer: httpcore.Response) -> bytes:
+def _nothing(_address: IPv4Address) -> bool:
+    return False
+
+
+async def _beginning(answer: httpcore.Response, most_bytes: int) -> bytes:
     kept = b""
     async for chunk in answer.aiter_stream():
         kept += chunk
-        if len(kept) >= MAX_RESPONSE_BYTES:
+        if len(kept) >= most_bytes:
             break
-    return kept[:MAX_RESPONSE_BYTES]
+    return kept[:most_bytes]
 
 
 def _origin(url: str) -> tuple[str, str]:

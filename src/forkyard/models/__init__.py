@@ -16,6 +16,7 @@ from forkyard.lifecycle import Cause, State
 from forkyard.models.base import Answer, Request
 from forkyard.models.base import Page as Page
 from forkyard.models.network import NetworkPolicy, Secret
+from forkyard.models.specs import Spec
 
 #: Lower case letters and digits only: an id is also a host name and a label in preview URLs.
 SandboxId = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9]{19}$")]
@@ -55,6 +56,7 @@ class SandboxCreate(Request):
     )
     env: dict[EnvName, str] = Field(default_factory=dict, max_length=256, description="For every exec in this sandbox.")
     snapshot: str | None = Field(None, description="Id or name of a snapshot to start from; its shape is taken.")
+    spec: Spec | None = Field(None, description="What it is made of: built in layers first, if it was not before.")
     idle_timeout_s: float | None = Field(300.0, gt=0, description="Paused when idle for this long; null = never.")
     ttl_s: float | None = Field(None, gt=0, description="Ends this long after its creation; see `on_ttl`.")
     on_ttl: OnTtl = Field("delete", description="What the ttl does: `delete` it, or `pause` it if it runs.")

@@ -9,6 +9,8 @@ from pydantic import Field, StringConstraints
 
 from forkyard.models import EnvName, SandboxCreate, SandboxId
 from forkyard.models.base import Answer, Request
+from forkyard.models.git import Revision
+from forkyard.models.reviews import ReviewPlan
 
 EventKind = Literal["push", "branch.created", "branch.deleted", "tag.created", "tag.deleted"]
 Glob = Annotated[str, StringConstraints(min_length=1, max_length=256)]
@@ -43,7 +45,7 @@ class SandboxAction(Request):
     """Create a sandbox. It finds FORKYARD_REPO, FORKYARD_REF and FORKYARD_SHA in its environment."""
 
     type: Literal["sandbox"] = "sandbox"
-    sandbox: SandboxCreate = Field(default_factory=lambda: SandboxCreate())  # noqa: PLW0108
+    sandbox: SandboxCreate = Field(default_factory=SandboxCreate)
 
 
 class ExecAction(Request):
@@ -51,21 +53,27 @@ class ExecAction(Request):
 
     type: Literal["exec"] = "exec"
     sandbox_id: SandboxId
-    command: Annotated[str, StringConstraints(min_length=1, max_length=65536, pattern=r"^[^\x00]+$")]
-    cwd: Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")] | None = None
+    command: str = Field(min_length=1, max_length=65536, description="Runs in `bash -c`.")
+    cwd: str | None = Field(None, min_length=1, max_length=4096, description="Default: the user's home.")
     user: str = Field("root", pattern=r"^[a-z_][a-z0-9_.-]{0,31}$")
-    env: dict[EnvName, Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]] = Field(
-        default_factory=dict, max_length=64
-    )
+    env: dict[EnvName, str] = Field(default_factory=dict, max_length=64)
     timeout_s: float = Field(600.0, gt=0, le=3600)
 
 
-Action = Annotated[WebhookAction | SandboxAction | ExecAction, Field(discriminator="type")]
+class ReviewAction(Request):
+    """Review the branch that was pushed. The same head is reviewed once, however often it is told of."""
+
+    type: Literal["review"] = "review"
+    base: Revision | None = Field(None, description="What it is to be merged into. Default: the default branch.")
+    plan: ReviewPlan = Field(default_factory=lambda: ReviewPlan())
+
+
+Action = Annotated[WebhookAction | SandboxAction | ExecAction | ReviewAction, Field(discriminator="type")]
 
 
 class TriggerCreate(Request):
     events: list[EventKind] = Field(
-        default_factory=lambda: ["push"],
+        ["push"],
         min_length=1,
         max_length=5,
         description="`push`: a branch got commits, also a new one. A change is told once, by the first of its names: a "

@@ -31,8 +31,14 @@ def _clean(text: str) -> str:
     return text
 
 
+def _on_one_line(path: str) -> str:
+    if any(ord(char) < 32 or ord(char) == 127 for char in path):
+        raise ValueError("holds a control character")
+    return _clean(path)
+
+
 Text = Annotated[str, StringConstraints(min_length=1, max_length=65536), AfterValidator(_clean)]
-Path = Annotated[str, StringConstraints(min_length=1, max_length=4096), AfterValidator(_clean)]
+Path = Annotated[str, StringConstraints(min_length=1, max_length=4096), AfterValidator(_on_one_line)]
 Value = Annotated[str, StringConstraints(max_length=65536), AfterValidator(_clean)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
 User = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_.-]{0,31}$")]
@@ -235,8 +241,8 @@ class Step(_Part):
     def _short(cls, given: Any) -> Any:
         if given == "layer":
             return {"layer": {}}
-        if isinstance(given, dict) and "layer" in given and given["layer"] in (None, True):
-            return {**given, "layer": {}}
+        if isinstance(given, dict) and list(given) == ["layer"] and given["layer"] in (None, True):
+            return {"layer": {}}
         return given
 
     @model_validator(mode="after")

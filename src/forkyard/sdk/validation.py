@@ -18,7 +18,9 @@ from forkyard.models import (
     Shape,
     SnapshotCreate,
 )
+from forkyard.models.builds import ServiceCreate
 from forkyard.models.network import EgressPolicy, EgressRule, NetworkPolicy, Preset
+from forkyard.models.reviews import ReviewPlan
 from forkyard.models.ssh import SshAccessCreate, SshKeyCreate
 
 M = TypeVar("M", bound=BaseModel)
@@ -71,6 +73,10 @@ def ssh_access_create(**fields: Any) -> SshAccessCreate:
     return _valid(SshAccessCreate, fields)
 
 
+def service_create(**fields: Any) -> ServiceCreate:
+    return _valid(ServiceCreate, fields)
+
+
 def egress_rule(**fields: Any) -> EgressRule:
     return _valid(EgressRule, fields)
 
@@ -85,6 +91,10 @@ def network_policy(network: Network) -> NetworkPolicy:
     if isinstance(network, EgressPolicy):
         return NetworkPolicy(egress=network)
     return network if isinstance(network, NetworkPolicy) else _valid(NetworkPolicy, dict(network))
+
+
+def review_plan(plan: ReviewPlan | Mapping[str, Any] | None) -> ReviewPlan:
+    return plan if isinstance(plan, ReviewPlan) else _valid(ReviewPlan, dict(plan or {}))
 
 
 def _valid(model: type[M], fields: dict[str, Any]) -> M:

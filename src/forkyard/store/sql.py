@@ -39,6 +39,7 @@ from forkyard.store.records import (
 )
 from forkyard.store.remotes import RemoteQueries
 from forkyard.store.retention import Retention
+from forkyard.store.reviews import ReviewQueries
 from forkyard.store.secrets import SecretQueries
 from forkyard.store.snapshots import SnapshotQueries
 from forkyard.store.ssh import SshQueries
@@ -86,6 +87,7 @@ class Store(
     BuildQueries,
     TriggerQueries,
     RemoteQueries,
+    ReviewQueries,
     Retention,
 ):
     """Open with `Store.open`."""

@@ -397,12 +397,11 @@ reviews = sa.Table(
     sa.Column("state", sa.String(16), nullable=False),
     sa.Column("repo_id", sa.String(32), sa.ForeignKey("repos.id", ondelete="CASCADE")),  # null: of GitHub
     sa.Column("request", sa.JSON, nullable=False),
+    sa.Column("target", sa.JSON, nullable=False),
     sa.Column("asked_by", sa.JSON, nullable=False),
-    sa.Column("head_sha", sa.String(64)),
-    sa.Column("sandbox_ids", sa.JSON, nullable=False),  # to be deleted, also by the next daemon
-    sa.Column("dossier", sa.JSON),
-    sa.Column("verdict", sa.JSON),
-    sa.Column("posted", sa.JSON),
+    sa.Column("dossier", sa.JSON(none_as_null=True)),
+    sa.Column("verdict", sa.JSON(none_as_null=True)),
+    sa.Column("posted", sa.JSON(none_as_null=True)),
     sa.Column("error", sa.Text),
     sa.Column("created_at", UtcDateTime, nullable=False),
     sa.Column("ended_at", UtcDateTime),

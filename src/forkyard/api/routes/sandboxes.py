@@ -7,9 +7,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Header, Query, Request, Response
 
 from forkyard.api.answers import answer, done
-from forkyard.api.inputs import BoundedRoute, Control, checked_env
+from forkyard.api.inputs import Control, SpecRoute, checked_env
 from forkyard.api.problem import documented
+from forkyard.api.routes.builds import builds_of
 from forkyard.errors import (
+    BuildFailed,
     HostFailure,
     IdempotencyConflict,
     InvalidRequest,
@@ -25,7 +27,7 @@ from forkyard.errors import (
 from forkyard.lifecycle import State
 from forkyard.models import Page, SandboxCreate, SandboxInfo, SandboxLogs, SandboxUpdate, SandboxUsage
 
-router = APIRouter(prefix="/sandboxes", tags=["sandboxes"], route_class=BoundedRoute)
+router = APIRouter(prefix="/sandboxes", tags=["sandboxes"], route_class=SpecRoute)
 
 _EXAMPLE: dict[str, Any] = {
     "id": "q7m2v9x4k1c8b3n6d5f0",
@@ -62,6 +64,7 @@ SHOWN: dict[str, Any] = {"content": {"application/json": {"example": _EXAMPLE}}}
     summary="Create a sandbox",
     responses=documented(
         InvalidShape,
+        BuildFailed,
         IdempotencyConflict,
         SnapshotNotFound,
         SandboxEnded,
@@ -110,6 +113,9 @@ async def create(
     template first."""
     checked_env(body.env)
     key_id: str = request.state.api_key_id
+    if body.spec is not None:
+        builds = await builds_of(request)
+        return answer(await builds.sandbox(body, api_key_id=key_id, idempotency_key=idempotency_key), 201)
     return answer(await control.sandboxes.create(body, api_key_id=key_id, idempotency_key=idempotency_key), 201)
 
 

@@ -1,8 +1,8 @@
 """The facade for E2B's published SDKs.
 
-    facade      whose request it is: control plane, envd of a sandbox, or not ours
-    sandboxes   the control plane's sandboxes          templates   snapshots, and what is not served yet
-    envd        what a client says to a sandbox: who may, and the plain HTTP routes
-    process, filesystem, watching                      the two Connect services
-    connect     the Connect protocol: unary calls, streams, errors
+facade      whose request it is: control plane, envd of a sandbox, or not ours
+sandboxes   the control plane's sandboxes          templates   snapshots, and what is not served yet
+envd        what a client says to a sandbox: who may, and the plain HTTP routes
+process, filesystem, watching                      the two Connect services
+connect     the Connect protocol: unary calls, streams, errors
 """

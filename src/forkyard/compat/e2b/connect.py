@@ -145,10 +145,15 @@ async def unary(request: Request, handler: Unary) -> Response:
 
 
 class Stream(Response):
-    """Messages until their source ends, then the trailer. `opened` is closed when the client goes or the source ends."""
+    """Messages until their source ends or the client's time is up, then the trailer. `opened` is closed in any case."""
 
     def __init__(
-        self, request: Request, codec: Codec, opened: AsyncExitStack, source: AsyncGenerator[Message, None], idle: Message
+        self,
+        request: Request,
+        codec: Codec,
+        opened: AsyncExitStack,
+        source: AsyncGenerator[Message, None],
+        idle: Message,
     ) -> None:
         super().__init__(media_type="application/connect+proto" if codec.binary else "application/connect+json")
         del self.headers["content-length"]
@@ -159,6 +164,7 @@ class Stream(Response):
         given = request.headers.get("keepalive-ping-interval", "")
         self._every_s = float(given) if given.isascii() and given.isdigit() and 0 < len(given) < 5 else 0.0
         self._every_s = self._every_s or DEFAULT_KEEP_ALIVE_S
+        self._timeout_s = timeout_s(request)
         self._sending = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
@@ -179,11 +185,14 @@ class Stream(Response):
     async def _pump(self, send: Send) -> None:
         trailer: Message = {}
         try:
-            async with aclosing(self._source) as source:
+            async with asyncio.timeout(self._timeout_s), aclosing(self._source) as source:
                 async for message in source:
                     await self._send(send, 0, self._codec.encode(message))
         except ClientDisconnect:
             return
+        except TimeoutError:
+            text = f"the stream was not at its end after {self._timeout_s:g} s, as long as it was asked to last"
+            trailer = {"error": {"code": "deadline_exceeded", "message": text}}
         except Exception as raised:
             error = known(raised)
             trailer = {"error": {"code": error.code, "message": error.message}}
@@ -198,7 +207,9 @@ class Stream(Response):
     async def _send(self, send: Send, flags: int, body: bytes) -> None:
         async with self._sending:
             try:
-                await send({"type": "http.response.body", "body": _HEAD.pack(flags, len(body)) + body, "more_body": True})
+                await send(
+                    {"type": "http.response.body", "body": _HEAD.pack(flags, len(body)) + body, "more_body": True}
+                )
             except OSError:
                 raise ClientDisconnect from None
 

@@ -19,9 +19,7 @@ class Malformed(Exception):
 
 
 class Field:
-    def __init__(
-        self, name: str, kind: Kind, *, of: Any = None, repeated: bool = False
-    ) -> None:
+    def __init__(self, name: str, kind: Kind, *, of: Any = None, repeated: bool = False) -> None:
         self.name = name
         self.kind = kind
         self.of = of  # the schema of a message, or the names of an enum
@@ -37,7 +35,9 @@ def _text(*names: str) -> Schema:
 
 _SIGNAL = {0: "SIGNAL_UNSPECIFIED", 9: "SIGNAL_SIGKILL", 15: "SIGNAL_SIGTERM"}
 _FILE_TYPE = dict(enumerate(("FILE_TYPE_UNSPECIFIED", "FILE_TYPE_FILE", "FILE_TYPE_DIRECTORY", "FILE_TYPE_SYMLINK")))
-_EVENT_TYPE = dict(enumerate(f"EVENT_TYPE_{it}" for it in ("UNSPECIFIED", "CREATE", "WRITE", "REMOVE", "RENAME", "CHMOD")))
+_EVENT_TYPE = dict(
+    enumerate(f"EVENT_TYPE_{it}" for it in ("UNSPECIFIED", "CREATE", "WRITE", "REMOVE", "RENAME", "CHMOD"))
+)
 _EMPTY: Schema = {}
 _SELECTOR: Schema = {1: Field("pid", "uint"), 2: Field("tag", "string")}
 _SIZE: Schema = {1: Field("cols", "uint"), 2: Field("rows", "uint")}

@@ -29,15 +29,18 @@ from forkyard.models import (
 from forkyard.models.network import Secret
 from forkyard.sdk import connect, validation, wire
 from forkyard.sdk._async import runtime
+from forkyard.sdk._async.builds import AsyncBuilds
 from forkyard.sdk._async.domains import AsyncDomains
 from forkyard.sdk._async.git import AsyncGit
 from forkyard.sdk._async.identities import AsyncIdentities
 from forkyard.sdk._async.recordings import AsyncRecordings
+from forkyard.sdk._async.reviews import AsyncReviews
 from forkyard.sdk._async.sandbox import AsyncSandbox
 from forkyard.sdk._async.secrets import AsyncSecrets
 from forkyard.sdk._async.snapshots import AsyncSnapshot, AsyncSnapshots, reference
 from forkyard.sdk._async.ssh import AsyncSsh
 from forkyard.sdk._async.transport import RESTART_S, AsyncTransport
+from forkyard.sdk.spec import Spec, checked
 
 _MAX_TAIL = 1000
 
@@ -71,9 +74,11 @@ class AsyncForkyard:
         self._transport = AsyncTransport(find, transport)
         self.sandboxes = AsyncSandboxes(self._transport)
         self.snapshots = AsyncSnapshots(self._transport)
+        self.builds = AsyncBuilds(self._transport)
         self.events = AsyncEvents(self._transport)
         self.keys = AsyncKeys(self._transport)
         self.git = AsyncGit(self._transport)
+        self.reviews = AsyncReviews(self._transport)
         self.identities = AsyncIdentities(self._transport)
         self.domains = AsyncDomains(self._transport)
         self.secrets = AsyncSecrets(self._transport)
@@ -124,6 +129,7 @@ class AsyncSandboxes:
         labels: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
         snapshot: AsyncSnapshot | str | None = None,
+        spec: Spec | Mapping[str, Any] | None = None,
         idle_timeout_s: float | None = 300.0,
         ttl_s: float | None = None,
         persistence: Persistence = "sticky",
@@ -140,7 +146,8 @@ class AsyncSandboxes:
         """A new machine, ready for commands. The first use of a shape builds its template and takes longer.
 
         `env` is set for every command in it. With a `snapshot` (the object, its id or its name) it goes on from there,
-        processes and all, in the shape of the snapshot. After `idle_timeout_s` without activity it goes to sleep, and
+        processes and all, in the shape of the snapshot. A `spec` is built in layers first, once; later creates start from
+        the last one, with its services running. After `idle_timeout_s` without activity it goes to sleep, and
         the next call wakes it (None: never); after `ttl_s` it is deleted. `persistence`: `ephemeral` is deleted when it
         pauses or stops; of the `sticky` ones the lowest `priority` gives way when the disk is full; `persistent` never
         does. `checkpoint_every_s` takes a snapshot that often and keeps the last `checkpoints_kept`.
@@ -162,6 +169,7 @@ class AsyncSandboxes:
             labels=dict(labels or {}),
             env=dict(env or {}),
             snapshot=None if snapshot is None else reference(snapshot),
+            spec=None if spec is None else checked(spec),
             idle_timeout_s=idle_timeout_s,
             ttl_s=ttl_s,
             persistence=persistence,
@@ -214,7 +222,7 @@ class AsyncKeys:
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
-    async def create(self, name: str, *, format: KeyFormat = "forkyard") -> KeyCreated:  # noqa: A002
+    async def create(self, name: str, *, format: KeyFormat = "forkyard") -> KeyCreated:
         """A new API key. The key itself is in the answer and nowhere else. `format`: what clients of another service
         take for one of theirs."""
         answer = await self._transport.request("POST", "/keys", body={"name": name, "format": format})

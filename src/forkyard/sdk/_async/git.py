@@ -30,6 +30,7 @@ from forkyard.models.git import (
 )
 from forkyard.sdk import wire
 from forkyard.sdk._async import runtime
+from forkyard.sdk._async.git_triggers import AsyncRemotes, AsyncTriggers
 from forkyard.sdk._async.transport import AsyncTransport
 
 Files = Mapping[str, str | bytes | None]
@@ -128,6 +129,8 @@ class AsyncRepo:
         self._transport = transport
         self.info = info
         self._path = f"/git/repos/{wire.segment(info.id)}"
+        self.triggers = AsyncTriggers(transport, self._path)
+        self.remotes = AsyncRemotes(transport, self._path)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(name={self.name!r}, id={self.id!r})"

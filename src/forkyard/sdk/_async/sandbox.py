@@ -27,6 +27,7 @@ from forkyard.sdk._async.files import AsyncFiles
 from forkyard.sdk._async.forward import AsyncForward
 from forkyard.sdk._async.process import AsyncProcess
 from forkyard.sdk._async.sandbox_git import AsyncSandboxGit
+from forkyard.sdk._async.services import AsyncServices
 from forkyard.sdk._async.snapshots import AsyncSnapshot, reference
 from forkyard.sdk._async.terminal import AsyncTerminal
 from forkyard.sdk._async.transport import AsyncTransport
@@ -44,6 +45,7 @@ class AsyncSandbox:
         """As the daemon last reported it; `refresh()` asks again."""
         self.files = AsyncFiles(transport, info.id)
         self.egress = AsyncEgress(transport, info.id)
+        self.services = AsyncServices(transport, info.id)
         self.git = AsyncSandboxGit(self)
 
     def __repr__(self) -> str:

@@ -21,6 +21,7 @@ from forkyard.models import (
     EventInfo,
     Health,
     KeyCreated,
+    KeyFormat,
     KeyInfo,
     Page,
     Persistence,
@@ -29,15 +30,18 @@ from forkyard.models import (
 from forkyard.models.network import Secret
 from forkyard.sdk import connect, validation, wire
 from forkyard.sdk._sync import runtime
+from forkyard.sdk._sync.builds import Builds
 from forkyard.sdk._sync.domains import Domains
 from forkyard.sdk._sync.git import Git
 from forkyard.sdk._sync.identities import Identities
 from forkyard.sdk._sync.recordings import Recordings
+from forkyard.sdk._sync.reviews import Reviews
 from forkyard.sdk._sync.sandbox import Sandbox
 from forkyard.sdk._sync.secrets import Secrets
 from forkyard.sdk._sync.snapshots import Snapshot, Snapshots, reference
 from forkyard.sdk._sync.ssh import Ssh
 from forkyard.sdk._sync.transport import RESTART_S, Transport
+from forkyard.sdk.spec import Spec, checked
 
 _MAX_TAIL = 1000
 
@@ -71,9 +75,11 @@ class Forkyard:
         self._transport = Transport(find, transport)
         self.sandboxes = Sandboxes(self._transport)
         self.snapshots = Snapshots(self._transport)
+        self.builds = Builds(self._transport)
         self.events = Events(self._transport)
         self.keys = Keys(self._transport)
         self.git = Git(self._transport)
+        self.reviews = Reviews(self._transport)
         self.identities = Identities(self._transport)
         self.domains = Domains(self._transport)
         self.secrets = Secrets(self._transport)
@@ -124,6 +130,7 @@ class Sandboxes:
         labels: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
         snapshot: Snapshot | str | None = None,
+        spec: Spec | Mapping[str, Any] | None = None,
         idle_timeout_s: float | None = 300.0,
         ttl_s: float | None = None,
         persistence: Persistence = "sticky",
@@ -140,7 +147,8 @@ class Sandboxes:
         """A new machine, ready for commands. The first use of a shape builds its template and takes longer.
 
         `env` is set for every command in it. With a `snapshot` (the object, its id or its name) it goes on from there,
-        processes and all, in the shape of the snapshot. After `idle_timeout_s` without activity it goes to sleep, and
+        processes and all, in the shape of the snapshot. A `spec` is built in layers first, once; later creates start from
+        the last one, with its services running. After `idle_timeout_s` without activity it goes to sleep, and
         the next call wakes it (None: never); after `ttl_s` it is deleted. `persistence`: `ephemeral` is deleted when it
         pauses or stops; of the `sticky` ones the lowest `priority` gives way when the disk is full; `persistent` never
         does. `checkpoint_every_s` takes a snapshot that often and keeps the last `checkpoints_kept`.
@@ -162,6 +170,7 @@ class Sandboxes:
             labels=dict(labels or {}),
             env=dict(env or {}),
             snapshot=None if snapshot is None else reference(snapshot),
+            spec=None if spec is None else checked(spec),
             idle_timeout_s=idle_timeout_s,
             ttl_s=ttl_s,
             persistence=persistence,
@@ -214,9 +223,10 @@ class Keys:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    def create(self, name: str) -> KeyCreated:
-        """A new API key. The key itself is in the answer and nowhere else."""
-        answer = self._transport.request("POST", "/keys", body={"name": name})
+    def create(self, name: str, *, format: KeyFormat = "forkyard") -> KeyCreated:
+        """A new API key. The key itself is in the answer and nowhere else. `format`: what clients of another service
+        take for one of theirs."""
+        answer = self._transport.request("POST", "/keys", body={"name": name, "format": format})
         return wire.parse(KeyCreated, answer.content)
 
     def list(self) -> list[KeyInfo]:

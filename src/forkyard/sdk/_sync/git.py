@@ -31,6 +31,7 @@ from forkyard.models.git import (
 )
 from forkyard.sdk import wire
 from forkyard.sdk._sync import runtime
+from forkyard.sdk._sync.git_triggers import Remotes, Triggers
 from forkyard.sdk._sync.transport import Transport
 
 Files = Mapping[str, str | bytes | None]
@@ -129,6 +130,8 @@ class Repo:
         self._transport = transport
         self.info = info
         self._path = f"/git/repos/{wire.segment(info.id)}"
+        self.triggers = Triggers(transport, self._path)
+        self.remotes = Remotes(transport, self._path)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(name={self.name!r}, id={self.id!r})"

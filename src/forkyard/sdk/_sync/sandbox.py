@@ -28,6 +28,7 @@ from forkyard.sdk._sync.files import Files
 from forkyard.sdk._sync.forward import Forward
 from forkyard.sdk._sync.process import Process
 from forkyard.sdk._sync.sandbox_git import SandboxGit
+from forkyard.sdk._sync.services import Services
 from forkyard.sdk._sync.snapshots import Snapshot, reference
 from forkyard.sdk._sync.terminal import Terminal
 from forkyard.sdk._sync.transport import Transport
@@ -50,6 +51,7 @@ class Sandbox:
         """As the daemon last reported it; `refresh()` asks again."""
         self.files = Files(transport, info.id)
         self.egress = Egress(transport, info.id)
+        self.services = Services(transport, info.id)
         self.git = SandboxGit(self)
 
     def __repr__(self) -> str:

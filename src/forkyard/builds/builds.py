@@ -1,0 +1,302 @@
+"""Builds: begun, followed, re-attached, ended; and sandboxes made from a spec.
+
+Owns: what a build is and how it ends. It is a task of its own, so a client that goes away does not stop it, and its
+request is on record, so a daemon that starts anew goes on with it: what was built is in the cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import structlog
+
+from forkyard.builds.cache import LayerCache
+from forkyard.builds.journal import Journal, read
+from forkyard.builds.layers import Layer, layers_of, shape_of
+from forkyard.builds.workshop import LayerFailed, Workshop
+from forkyard.control.ground import new_id
+from forkyard.control.pages import cursor_after, place_of
+from forkyard.control.plane import ControlPlane
+from forkyard.errors import (
+    BuildFailed,
+    BuildNotFound,
+    ForkyardError,
+    InternalError,
+    InvalidRequest,
+    NoCapacity,
+    SnapshotNotFound,
+)
+from forkyard.models import Page, SandboxCreate, SandboxInfo
+from forkyard.models.builds import (
+    BuildCreate,
+    BuildEnd,
+    BuildFailure,
+    BuildInfo,
+    BuildOutput,
+    BuildPhase,
+    BuildPlan,
+    LayerInfo,
+    Pruned,
+)
+from forkyard.models.specs import Spec
+from forkyard.store.builds import BuildRecord
+from forkyard.store.records import Place
+
+log = structlog.get_logger(__name__)
+
+#: What a spec can start from.
+BASES = frozenset({"debian"})
+MAX_RUNNING = 32
+BUILDS_KEPT = 200
+DEBUG_SNAPSHOTS_KEPT = 5
+_LOG_BYTES = 16 * 1024
+
+
+class Builds:
+    def __init__(self, control: ControlPlane, directory: Path, *, budget_bytes: int | None = None) -> None:
+        """`directory` holds the logs. `budget_bytes`: what layers may occupy."""
+        self._control = control
+        self._store = control.ground.store
+        self._directory = directory
+        self._cache = LayerCache(control, budget_bytes)
+        self._workshop = Workshop(control, self._cache)
+        self._journals: dict[str, Journal] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._stopping = False
+
+    async def start(self) -> None:
+        """Goes on with what an earlier daemon had begun."""
+        await asyncio.to_thread(self._directory.mkdir, mode=0o700, parents=True, exist_ok=True)
+        await self._workshop.sweep()
+        for record in await self._store.list_builds(states=["running"]):
+            self._begin(record)
+
+    async def stop(self) -> None:
+        self._stopping = True
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._workshop.stop()
+
+    # ── builds ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def plan(self, request: BuildCreate) -> BuildPlan:
+        """What would come from the cache, and why the rest would not."""
+        return BuildPlan(layers=await self._cache.plan(await self._layers(request.spec), skip_cache=request.skip_cache))
+
+    async def create(self, request: BuildCreate, *, key_id: str = "") -> BuildInfo:
+        """Returns when it has begun."""
+        _checked(request.spec)
+        self._control.networks.check(request.network)
+        if len(self._tasks) >= MAX_RUNNING:
+            raise NoCapacity(f"{MAX_RUNNING} builds run already; wait for one of them", retry_after_s=5)
+        record = await self._store.add_build("bld-" + new_id(), key_id, request.model_dump(mode="json"), [])
+        self._begin(record)
+        return build_info(record)
+
+    async def get(self, build_id: str) -> BuildInfo:
+        return build_info(await self._record(build_id))
+
+    async def list(self, *, limit: int = 100, cursor: str | None = None) -> Page[BuildInfo]:
+        found = await self._store.list_builds(before=place_of(cursor), limit=limit + 1)
+        more, found = len(found) > limit, found[:limit]
+        return Page[BuildInfo](
+            items=[build_info(record) for record in found],
+            next_cursor=cursor_after(Place(found[-1].created_at, found[-1].id)) if more else None,
+        )
+
+    async def finished(self, build_id: str) -> BuildInfo:
+        """Returns when it has ended, one way or the other."""
+        task = self._tasks.get(build_id)
+        if task is not None:
+            await asyncio.wait([task])
+        return await self.get(build_id)
+
+    async def delete(self, build_id: str) -> None:
+        """Ends it if it runs. The layers it has made stay in the cache; what it kept for debugging does not."""
+        record = await self._record(build_id)
+        task = self._tasks.get(build_id)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+            record = await self._record(build_id)
+        await self._forget(record)
+
+    async def prune(self) -> Pruned:
+        return await self._cache.prune()
+
+    @asynccontextmanager
+    async def logs(
+        self, build_id: str, *, after: int = 0, follow: bool = False
+    ) -> AsyncIterator[AsyncIterator[BuildPhase | BuildOutput | BuildEnd]]:
+        await self._record(build_id)
+        lines = read(self._log(build_id), self._journals.get(build_id), after=after, follow=follow)
+        yield lines
+
+    # ── sandboxes ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def sandbox(
+        self, request: SandboxCreate, *, api_key_id: str = "", idempotency_key: str | None = None
+    ) -> SandboxInfo:
+        """A sandbox of `request.spec`, which is built first if it is not in the cache."""
+        assert request.spec is not None
+        for name in ("snapshot", "vcpus", "memory_mib", "disk_gib"):
+            if name in request.model_fields_set and getattr(request, name) is not None:
+                raise InvalidRequest(f"a sandbox with a spec has no {name} of its own; leave it out", field=name)
+        for attempt in (1, 2):  # a layer may be evicted between the build and the create
+            snapshot_id = await self._built(request, api_key_id)
+            wanted = request.model_copy(
+                # The network is named, for else it would be that of the build.
+                update={"snapshot": snapshot_id, "spec": None, "network": request.network}
+            )
+            try:
+                return await self._control.sandboxes.create(
+                    wanted, api_key_id=api_key_id, idempotency_key=idempotency_key
+                )
+            except SnapshotNotFound:
+                if attempt == 2:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def _built(self, request: SandboxCreate, key_id: str) -> str:
+        assert request.spec is not None
+        last = (await self._layers(request.spec))[-1]
+        if not last.skip_cache and (found := await self._cache.find(last.key)) is not None:
+            return found.snapshot_id
+        wanted = BuildCreate(spec=request.spec, identity=request.identity)
+        begun = await self.create(wanted, key_id=key_id)
+        info = await self.finished(begun.id)
+        if info.snapshot_id is not None:
+            return info.snapshot_id
+        failure = info.failure or BuildFailure(message="the build was cancelled")
+        raise BuildFailed(
+            f"build {info.id} failed: {failure.message}", build_id=info.id, **failure.model_dump(exclude={"message"})
+        )
+
+    # ── one build ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _begin(self, record: BuildRecord) -> None:
+        journal = self._journals[record.id] = Journal(self._log(record.id))
+        task = asyncio.create_task(self._run(record, journal), name=f"build {record.id}")
+        self._tasks[record.id] = task
+        task.add_done_callback(lambda _: (self._tasks.pop(record.id, None), self._journals.pop(record.id, None)))
+
+    async def _run(self, record: BuildRecord, journal: Journal) -> None:
+        failure: BuildFailure
+        try:
+            snapshot_id = await self._build(record, journal)
+            await self._store.end_build(record.id, "succeeded", snapshot_id=snapshot_id)
+            journal.end("succeeded")
+        except asyncio.CancelledError:
+            if not self._stopping:  # else the next daemon goes on with it
+                await self._store.end_build(record.id, "cancelled")
+                journal.end("cancelled")
+            journal.close()
+            raise
+        except LayerFailed as error:
+            failed = error.failed
+            failure = BuildFailure(
+                message=failed.message,
+                layer=error.layer,
+                step=failed.number,
+                what=failed.what,
+                exit_code=failed.exit_code,
+                log=failed.log[-_LOG_BYTES:],
+                units=failed.units,
+                debug_snapshot_id=error.debug_snapshot_id,
+            )
+            await self._fail(record, journal, failure)
+        except Exception as error:
+            if not isinstance(error, ForkyardError):
+                log.error("build failed", build=record.id, exc_info=error)
+                error = InternalError()
+            await self._fail(record, journal, BuildFailure(message=error.message))
+        with contextlib.suppress(ForkyardError):
+            await self._tidy()
+
+    async def _fail(self, record: BuildRecord, journal: Journal, failure: BuildFailure) -> None:
+        await self._store.end_build(record.id, "failed", failure=failure.model_dump(mode="json"))
+        journal.end("failed", failure.message)
+
+    async def _build(self, record: BuildRecord, journal: Journal) -> str:
+        request = BuildCreate.model_validate(record.request)
+        layers = await self._layers(request.spec)
+        with self._cache.pinned(layers):
+            plan = await self._cache.plan(layers, skip_cache=request.skip_cache)
+            await self._store.change_build(record.id, layers=_dumped(plan))
+            snapshot_id: str | None = None
+            for layer in layers:
+                begun, info = time.monotonic(), plan[layer.index]
+                if info.cached and info.snapshot_id is None:  # a later one is there
+                    continue
+                force = request.skip_cache or layer.skip_cache
+                snapshot_id = await self._workshop.layer(
+                    layer, snapshot_id, request, record.key_id, journal, force=force
+                )
+                took_ms = None if info.cached else (time.monotonic() - begun) * 1000
+                plan[layer.index] = info.model_copy(update={"snapshot_id": snapshot_id, "duration_ms": took_ms})
+                await self._store.change_build(record.id, layers=_dumped(plan))
+        assert snapshot_id is not None
+        return snapshot_id
+
+    async def _layers(self, spec: Spec) -> Sequence[Layer]:
+        _checked(spec)
+        return layers_of(spec, await self._control.host.prepare(shape_of(spec)))
+
+    async def _record(self, build_id: str) -> BuildRecord:
+        record = await self._store.build(build_id)
+        if record is None:
+            raise BuildNotFound(f"there is no build {build_id!r}; `forkyard builds ls` lists those there are")
+        return record
+
+    def _log(self, build_id: str) -> Path:
+        return self._directory / f"{build_id}.ndjson"
+
+    async def _tidy(self) -> None:
+        """Old builds are forgotten, and of failed ones only the newest keep their machine."""
+        ended = [record for record in await self._store.list_builds() if record.state != "running"]
+        for record in ended[BUILDS_KEPT:]:
+            await self._forget(record)
+        kept = [record for record in ended[:BUILDS_KEPT] if (record.failure or {}).get("debug_snapshot_id")]
+        for record in kept[DEBUG_SNAPSHOTS_KEPT:]:
+            await self._drop_debug(record)
+            await self._store.change_build(record.id, failure={**(record.failure or {}), "debug_snapshot_id": None})
+
+    async def _forget(self, record: BuildRecord) -> None:
+        await self._drop_debug(record)
+        await self._store.forget_build(record.id)
+        await asyncio.to_thread(self._log(record.id).unlink, missing_ok=True)
+
+    async def _drop_debug(self, record: BuildRecord) -> None:
+        snapshot_id = (record.failure or {}).get("debug_snapshot_id")
+        if snapshot_id is not None:
+            await self._control.removal.drop_snapshot(snapshot_id)
+
+
+def _checked(spec: Spec) -> None:
+    if spec.base not in BASES:
+        raise InvalidRequest(
+            f"there is no base {spec.base!r}; there is {', '.join(sorted(BASES))}", field="body.spec.base"
+        )
+
+
+def _dumped(plan: list[LayerInfo]) -> list[dict[str, object]]:
+    return [info.model_dump(mode="json") for info in plan]
+
+
+def build_info(record: BuildRecord) -> BuildInfo:
+    return BuildInfo(
+        id=record.id,
+        name=record.request["spec"].get("name"),
+        state=record.state,
+        layers=[LayerInfo.model_validate(info) for info in record.layers],
+        snapshot_id=record.snapshot_id,
+        failure=None if record.failure is None else BuildFailure.model_validate(record.failure),
+        created_at=record.created_at,
+        finished_at=record.finished_at,
+    )

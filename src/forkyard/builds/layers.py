@@ -1,0 +1,156 @@
+"""A spec as layers, and what makes a layer the same as one that was built before. No I/O.
+
+Owns: the key of a layer, a hash of its parent's key and of everything that goes into it, and the words that say why a
+layer is not in the cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forkyard.models import Shape
+from forkyard.models.specs import Spec, Step
+
+#: A new number builds everything anew: how steps are done has changed.
+FORMAT = 1
+_SHOWN = 120
+
+
+@dataclass(frozen=True)
+class Input:
+    """One thing a layer is made of. `shown` is for people."""
+
+    name: str
+    digest: str
+    shown: str
+
+    def to_json(self) -> dict[str, str]:
+        return {"name": self.name, "digest": self.digest, "shown": self.shown}
+
+
+@dataclass(frozen=True)
+class Context:
+    """What earlier steps have set for later ones."""
+
+    env: tuple[tuple[str, str], ...] = ()
+    workdir: str | None = None
+    user: str = "root"
+
+    def after(self, step: Step) -> Context:
+        env = self.env if step.env is None else tuple({**dict(self.env), **step.env}.items())
+        return Context(env, step.workdir or self.workdir, step.user or self.user)
+
+
+@dataclass(frozen=True)
+class Layer:
+    index: int
+    key: str
+    parent_key: str | None
+    inputs: tuple[Input, ...]
+    steps: tuple[tuple[int, Step], ...]  # with their numbers in the spec
+    context: Context  # before its first step
+    shape: Shape
+    skip_cache: bool
+
+    def env_after(self) -> dict[str, str]:
+        context = self.context
+        for _, step in self.steps:
+            context = context.after(step)
+        return dict(context.env)
+
+
+def shape_of(spec: Spec) -> Shape:
+    return Shape(**spec.size.model_dump())
+
+
+def layers_of(spec: Spec, template: str) -> list[Layer]:
+    """At least one. `template`: the key of what the first one starts from."""
+    found: list[Layer] = []
+    context, skip = Context(), spec.skip_cache
+    for steps, salt, skips in _parts(spec):
+        skip = skip or skips
+        parent = found[-1].key if found else None
+        inputs = [
+            Input("base", digest([spec.base, template]), f"{spec.base} ({template[:12]})"),
+            Input("size", digest(spec.size.model_dump()), _size(spec)),
+            Input("discriminator", digest([spec.discriminator, salt]), f"{spec.discriminator} {salt}".strip()),
+            *(Input(f"step {number}", digest([step.kind, step.canonical()]), shown(step)) for number, step in steps),
+        ]
+        key = digest([FORMAT, parent, [(one.name.split()[0], one.digest) for one in inputs]])
+        found.append(
+            Layer(len(found), key, parent, tuple(inputs), tuple(steps), context, shape_of(spec), skip_cache=skip)
+        )
+        for _, step in steps:
+            context = context.after(step)
+    return found
+
+
+def _parts(spec: Spec) -> Iterable[tuple[list[tuple[int, Step]], str, bool]]:
+    """Steps of each layer, its discriminator, and whether the cache is to be left alone. None is empty, but for that of
+    an empty spec."""
+    steps: list[tuple[int, Step]] = []
+    any_yet = False
+    for number, step in enumerate(spec.steps):
+        if step.layer is None:
+            steps.append((number, step))
+        elif steps:
+            yield steps, step.layer.discriminator, step.layer.skip_cache
+            steps, any_yet = [], True
+    if steps or not any_yet:
+        yield steps, "", False
+
+
+def _size(spec: Spec) -> str:
+    size = spec.size
+    return f"{size.vcpus} cpu, {size.memory_mib} MiB, {size.disk_gib} GiB"
+
+
+def digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
+
+
+def shown(step: Step) -> str:
+    """A step in a few words. Values of variables and contents of files are left out."""
+    if step.git is not None:
+        text = f"{step.git.url} {step.git.rev or ''}"
+    elif step.service is not None:
+        text = f"{step.service.name}: {step.service.exec}"
+    elif (command := step.run or step.wait_for) is not None:
+        text = command.command
+    elif step.install is not None:
+        text = step.install.lockfile
+    else:
+        text = step.workdir or step.user or " ".join(step.apt or step.files or step.env or ())
+    line = " ".join(f"{step.kind} {text}".split())
+    return line if len(line) <= _SHOWN else line[: _SHOWN - 1] + "…"
+
+
+def why_missing(layer: Layer, kept: Sequence[tuple[str | None, list[dict[str, str]]]], *, parent_cached: bool) -> str:
+    """`kept`: the parent key and the inputs of each layer there is."""
+    if layer.parent_key is not None and not parent_cached:
+        return "the layer before it is not in the cache"
+    best: tuple[int, list[dict[str, str]]] | None = None
+    ours = {(one.name, one.digest) for one in layer.inputs}
+    for parent_key, inputs in kept:
+        if parent_key == layer.parent_key:
+            same = sum((one["name"], one["digest"]) in ours for one in inputs)
+            if best is None or same > best[0]:
+                best = (same, inputs)
+    if best is None:
+        return "nothing like it was built before" if layer.parent_key is None else "nothing was built on that layer yet"
+    theirs = {one["name"]: one for one in best[1]}
+    for one in layer.inputs:
+        other = theirs.get(one.name)
+        if other is None:
+            return f"{one.name} ({one.shown}) is new"
+        if other["digest"] != one.digest:
+            if other["shown"] == one.shown:
+                return f"{one.name} ({one.shown}) has other content"
+            return f"{one.name} is `{one.shown}`, and was `{other['shown']}`"
+    for name in theirs.keys() - {one.name for one in layer.inputs}:
+        return f"{name} ({theirs[name]['shown']}) is gone"
+    return "it was built before, and evicted or deleted since"

@@ -1,0 +1,187 @@
+"""Doing the steps of one layer in a guest.
+
+Owns: what each kind of step means there. Never does: machines (`builds`), or what a unit says (`control.units`).
+"""
+
+from __future__ import annotations
+
+import posixpath
+import shlex
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from forkyard.builds.layers import Context, Layer, shown
+from forkyard.control import services
+from forkyard.control.commands import run
+from forkyard.errors import ForkyardError, ServiceNotReady
+from forkyard.guest.base import ExecSpec, Guest, Stream
+from forkyard.models.builds import UnitState
+from forkyard.models.specs import FileStep, GitStep, InstallStep, Manager, Service, Step, WaitStep
+
+SETUP_S = 300.0
+APT_S = 3600.0
+GIT_S = 3600.0
+INSTALL_S = 3600.0
+
+_INSTALL: dict[Manager, str] = {
+    "uv": "uv sync --frozen --no-install-project",
+    "pip": "python3 -m venv .venv && .venv/bin/pip install --no-input -r {lockfile}",
+    "npm": "npm ci --no-audit --no-fund",
+    "pnpm": "pnpm install --frozen-lockfile",
+    "yarn": "yarn install --frozen-lockfile --non-interactive",
+    "bun": "bun install --frozen-lockfile",
+}
+
+
+@dataclass
+class StepFailed(Exception):
+    """A step did not do what it should. Caught by `builds`, which adds what only it knows."""
+
+    number: int
+    what: str
+    message: str
+    exit_code: int | None = None
+    log: str = ""
+    units: list[UnitState] = field(default_factory=list)
+
+
+class Telling:
+    """Where a layer's progress goes."""
+
+    def __init__(
+        self, on_output: Callable[[Stream, bytes], None], on_step: Callable[[int, str, float | None], None]
+    ) -> None:
+        self.output = on_output
+        self.step = on_step
+
+
+async def do_steps(guest: Guest, layer: Layer, tell: Telling) -> None:
+    context = layer.context
+    number, waiting = 0, list(layer.steps)
+    while waiting:
+        number, step = waiting.pop(0)
+        context = context.after(step)
+        together = [step]
+        while step.service is not None and waiting and waiting[0][1].service is not None:
+            together.append(waiting.pop(0)[1])  # one may need the next: systemd must know them all first
+        began = time.monotonic()
+        tell.step(number, shown(step), None)
+        try:
+            await _Doing(guest, context, tell, number, step).do(together)
+        except ServiceNotReady as error:
+            unit = UnitState.model_validate(error.details["unit"])
+            raise StepFailed(number, shown(step), error.message, unit.exit_code, unit.log) from error
+        except ForkyardError as error:
+            raise StepFailed(number, shown(step), error.message) from error
+        tell.step(number, shown(step), (time.monotonic() - began) * 1000)
+
+
+@dataclass
+class _Doing:
+    guest: Guest
+    context: Context
+    tell: Telling
+    number: int
+    step: Step
+
+    async def do(self, together: list[Step]) -> None:
+        step, context = self.step, self.context
+        if step.apt is not None:
+            names = " ".join(map(shlex.quote, step.apt))
+            get = "apt-get -q -o Dpkg::Use-Pty=0"
+            command = f"{get} update && {get} install -y --no-install-recommends -- {names}"
+            await self._run(command, user="root", cwd="/", timeout_s=APT_S, env={"DEBIAN_FRONTEND": "noninteractive"})
+        elif step.files is not None:
+            for path, file in step.files.items():
+                await self._write(path, file)
+        elif step.git is not None:
+            await self._git(step.git)
+        elif step.run is not None:
+            await self._run(step.run.command, user=step.run.user, cwd=step.run.cwd, timeout_s=step.run.timeout_s)
+        elif step.install is not None:
+            await self._install(step.install)
+        elif step.workdir is not None:
+            path, owner = shlex.quote(step.workdir), shlex.quote(context.user)
+            await self._run(
+                f"[ -d {path} ] || install -d -o {owner} -- {path}", user="root", cwd="/", timeout_s=SETUP_S
+            )
+        elif step.user is not None:
+            name = shlex.quote(step.user)
+            command = f"id -u -- {name} >/dev/null 2>&1 || useradd -m -s /bin/bash -- {name}"
+            await self._run(command, user="root", cwd="/", timeout_s=SETUP_S)
+        elif step.wait_for is not None:
+            await self._wait(step.wait_for)
+        elif step.service is not None:
+            await services.put(self.guest, [self._completed(one.service) for one in together if one.service])
+
+    def _completed(self, service: Service) -> Service:
+        context = self.context
+        return service.model_copy(
+            update={
+                "env": {**dict(context.env), **service.env},
+                "user": service.user or context.user,
+                "workdir": service.workdir or context.workdir,
+            }
+        )
+
+    async def _run(
+        self,
+        command: str,
+        *,
+        user: str | None = None,
+        cwd: str | None = None,
+        timeout_s: float,
+        env: dict[str, str] | None = None,
+    ) -> None:
+        spec = ExecSpec(
+            command,
+            cwd=cwd or self.context.workdir,
+            env={**dict(self.context.env), **(env or {})},
+            user=user or self.context.user,
+            timeout_s=timeout_s,
+            label=f"build step {self.number}",
+        )
+        done = await run(self.guest, spec, self.tell.output)
+        if not done.ok:
+            what = shown(self.step)
+            raise StepFailed(self.number, what, f"`{what}` {done.why(timeout_s)}", done.exit_code, done.tail)
+
+    async def _write(self, path: str, file: FileStep, directory: str | None = None) -> None:
+        there = posixpath.join(directory or self.context.workdir or "/root", path)
+        user = file.user or self.context.user
+        await self.guest.write_file(there, _once(file.data()), mode=file.mode, user=user)
+
+    async def _git(self, git: GitStep) -> None:
+        url, path = shlex.quote(git.url), shlex.quote(git.path)
+        depth = f"--depth {git.depth}" if git.depth else ""
+        if git.rev is None:
+            command = f"git clone -q {depth} -- {url} {path}"
+        elif git.depth is None:
+            command = f"git clone -q -- {url} {path} && git -C {path} checkout -q {shlex.quote(git.rev)} --"
+        else:  # a commit has no name to clone by
+            rev = shlex.quote(git.rev)
+            command = (
+                f"git clone -q {depth} --branch {rev} -- {url} {path} 2>/dev/null || {{ git init -q -- {path} && "
+                f"cd {path} && git remote add origin {url} && git fetch -q {depth} origin {rev} && "
+                "git checkout -q FETCH_HEAD; }"
+            )
+        owner = shlex.quote(self.context.user)
+        await self._run(f"install -d -o {owner} -- {path}", user="root", cwd="/", timeout_s=SETUP_S)
+        env = {"GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": "ssh -oBatchMode=yes"}
+        await self._run(command, cwd="/", timeout_s=GIT_S, env=env)
+
+    async def _install(self, install: InstallStep) -> None:
+        directory = install.path or self.context.workdir or "/root"
+        for path, file in install.files.items():
+            await self._write(path, file, directory)
+        lockfile = shlex.quote(install.lockfile.rpartition("/")[2] if install.files else install.lockfile)
+        await self._run(_INSTALL[install.program()].format(lockfile=lockfile), cwd=directory, timeout_s=INSTALL_S)
+
+    async def _wait(self, wait: WaitStep) -> None:
+        command = f'until timeout 30 bash -c "$FORKYARD_READY" >/dev/null 2>&1; do sleep {wait.interval_s:g}; done'
+        await self._run(command, timeout_s=wait.timeout_s, env={"FORKYARD_READY": wait.command})
+
+
+async def _once(content: bytes) -> AsyncIterator[bytes]:
+    yield content

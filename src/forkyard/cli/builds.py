@@ -1,0 +1,169 @@
+"""`build`, `builds ls | logs | rm | prune`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from forkyard.cli import show
+from forkyard.cli.app import App, Verb, pass_app
+
+if TYPE_CHECKING:
+    from forkyard import Build, BuildInfo, Forkyard, LayerInfo, Spec
+    from forkyard.models.builds import BuildEnd, BuildOutput, BuildPhase
+
+DEFAULT_FILE = "forkyard.yaml"
+
+
+@click.command("build", cls=Verb)
+@click.option("--file", "-f", "spec_file", metavar="FILE", default=DEFAULT_FILE, show_default=True, help="The spec.")
+@click.option(
+    "--explain", is_flag=True, help="Build nothing; say which layers are in the cache, and why others are not."
+)
+@click.option("--skip-cache", is_flag=True, help="Build all layers even if they are there.")
+@click.option("--identity", help="Whose hosted repositories the build may clone.")
+@pass_app
+def build_command(app: App, spec_file: str, explain: bool, skip_cache: bool, identity: str | None) -> None:
+    """Build a spec in layers and print the snapshot that sandboxes are made from.
+
+    What it does is shown as it happens. Ctrl-C leaves it running: `builds logs -f` shows it again.
+    """
+    from forkyard import Spec
+
+    spec = Spec.load(spec_file)
+    with app.client() as client:
+        if explain:
+            _plan(app, client.builds.explain(spec, skip_cache=skip_cache))
+            return
+        build = client.builds.create(spec, skip_cache=skip_cache, identity=identity)
+        info = _followed(app, build)
+    if app.json:
+        app.print_json(info)
+    else:
+        click.echo(info.snapshot_id)
+
+
+def built(app: App, client: Forkyard, spec_file: str) -> Spec:
+    """A spec from a file, in the cache: its build is shown if there is anything to build."""
+    from forkyard import Spec
+
+    spec = Spec.load(spec_file)
+    if not all(layer.cached for layer in client.builds.explain(spec)):
+        _followed(app, client.builds.create(spec))
+        spec = spec.skip_cache(False)
+    return spec
+
+
+def _followed(app: App, build: Build) -> BuildInfo:
+    """Shows it to its end. `BuildFailed` if it fails."""
+    from forkyard.errors import BuildFailed
+
+    try:
+        for event in build.logs(follow=True):
+            if not app.json:
+                _show(event)
+        return build.wait()
+    except KeyboardInterrupt:
+        app.progress(f"build {build.id} goes on; forkyard builds logs -f {build.id} shows it")
+        raise
+    except BuildFailed as error:
+        if not app.json:
+            _diagnosis(error.details)
+        raise
+
+
+def _show(event: BuildPhase | BuildOutput | BuildEnd) -> None:
+    if event.type == "output":
+        click.echo(event.text, nl=False, err=True)
+    elif event.type == "phase":
+        mark = {"step": "→", "done": "✓", "cached": "=", "waiting": "…"}.get(event.phase, "•")
+        took = f" ({show.duration(event.duration_ms)})" if event.duration_ms is not None else ""
+        click.echo(click.style(f"{mark} {event.text}{took}", bold=event.phase == "layer", fg="cyan"), err=True)
+
+
+def _diagnosis(details: dict[str, object]) -> None:
+    units = details.get("units")
+    for unit in units if isinstance(units, list) else ():
+        click.echo(f"service {unit['name']}: {unit['active']} ({unit['sub']}, {unit['result']})", err=True)
+        click.echo("".join(f"  {line}\n" for line in unit["log"].splitlines()[-20:]), nl=False, err=True)
+    if snapshot := details.get("debug_snapshot_id"):
+        click.echo(f"The machine as it was: forkyard create --snapshot {snapshot}", err=True)
+
+
+def _plan(app: App, layers: list[LayerInfo]) -> None:
+    if app.json:
+        app.print_json(layers)
+        return
+    show.table(
+        ("layer", "key", "cache", "why", "steps"),
+        (
+            (str(layer.index), layer.key[:12], "hit" if layer.cached else "miss", layer.reason, "; ".join(layer.steps))
+            for layer in layers
+        ),
+    )
+
+
+@click.group("builds")
+def builds_command() -> None:
+    """Builds of specs, and the layers they leave."""
+
+
+@builds_command.command("ls", cls=Verb)
+@pass_app
+def ls(app: App) -> None:
+    """List builds, newest first."""
+    with app.client() as client:
+        found = [build.info for build in client.builds.list()]
+    if app.json:
+        app.print_json(found)
+        return
+    show.table(
+        ("id", "name", "state", "layers", "snapshot", "age", "detail"),
+        (
+            (
+                info.id,
+                info.name or "",
+                info.state,
+                f"{sum(layer.cached for layer in info.layers)}/{len(info.layers)} cached",
+                info.snapshot_id or "",
+                show.age(info.created_at),
+                "" if info.failure is None else " ".join(info.failure.message.split()),
+            )
+            for info in found
+        ),
+    )
+
+
+@builds_command.command("logs", cls=Verb)
+@click.argument("build_id", metavar="BUILD")
+@click.option("--follow", "-f", is_flag=True, help="Go on until it ends.")
+@pass_app
+def logs(app: App, build_id: str, follow: bool) -> None:
+    """Show what a build does and prints."""
+    with app.client() as client:
+        for event in client.builds.get(build_id).logs(follow=follow):
+            app.print_json(event) if app.json else _show(event)
+
+
+@builds_command.command("rm", cls=Verb)
+@click.argument("build_ids", nargs=-1, required=True, metavar="BUILD...")
+@pass_app
+def rm(app: App, build_ids: tuple[str, ...]) -> None:
+    """End and forget builds. Layers stay in the cache."""
+    with app.client() as client:
+        for build_id in build_ids:
+            client.builds.delete(build_id)
+            if not app.json:
+                click.echo(build_id)
+    if app.json:
+        app.print_json({"deleted": list(build_ids)})
+
+
+@builds_command.command("prune", cls=Verb)
+@pass_app
+def prune(app: App) -> None:
+    """Remove all layers that no build works on. Sandboxes made from them go on."""
+    with app.client() as client:
+        done = client.builds.prune()
+    app.print_json(done) if app.json else click.echo(f"{done.layers} layers, {show.size(done.freed_bytes)}")

@@ -1,0 +1,112 @@
+"""`services ls | add | logs | start | stop | restart | rm`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from forkyard.cli import show
+from forkyard.cli.app import App, Verb, find_sandbox, given, pairs, pass_app, seconds
+
+if TYPE_CHECKING:
+    from forkyard import ServiceInfo
+
+
+@click.group("services")
+def services_command() -> None:
+    """What runs in a sandbox by itself: systemd units."""
+
+
+@services_command.command("ls", cls=Verb)
+@click.argument("sandbox_id", metavar="ID")
+@pass_app
+def ls(app: App, sandbox_id: str) -> None:
+    """List services."""
+    with app.client() as client:
+        found = find_sandbox(client, sandbox_id).services.list()
+    if app.json:
+        app.print_json(found)
+        return
+    show.table(
+        ("name", "state", "sub", "pid", "restarts", "command"),
+        (
+            (
+                info.name,
+                info.active,
+                info.sub,
+                str(info.pid or ""),
+                str(info.restarts),
+                show.command(info.service.exec) if info.service else "",
+            )
+            for info in found
+        ),
+    )
+
+
+@services_command.command("add", cls=Verb)
+@click.argument("sandbox_id", metavar="ID")
+@click.argument("name")
+@click.argument("exec", metavar="COMMAND")
+@click.option("--type", type=click.Choice(["simple", "oneshot", "notify"]))
+@click.option("--ready", metavar="COMMAND", help="Exits with 0 once the service answers.")
+@click.option("--ready-timeout", "ready_timeout_s", type=seconds, help="Default: 2m.")
+@click.option("--restart", type=click.Choice(["no", "on-failure", "on-abnormal", "always"]))
+@click.option("--env", "-e", multiple=True, callback=pairs, metavar="KEY=VALUE")
+@click.option("--user")
+@click.option("--workdir")
+@click.option("--after", multiple=True, help="A service to wait for. May be repeated.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until it is ready.")
+@pass_app
+def add(app: App, sandbox_id: str, name: str, exec: str, no_wait: bool, after: tuple[str, ...], **options: Any) -> None:
+    """Start a service, and wait until it is ready. One of the same name is replaced."""
+    request = given(options)
+    if after:
+        request["after"] = list(after)
+    with app.client() as client:
+        info = find_sandbox(client, sandbox_id).services.add(name, exec, wait=not no_wait, **request)
+    _print(app, info)
+
+
+@services_command.command("logs", cls=Verb)
+@click.argument("sandbox_id", metavar="ID")
+@click.argument("name")
+@click.option("--lines", "-n", type=click.IntRange(1, 10000), default=100, show_default=True)
+@pass_app
+def logs(app: App, sandbox_id: str, name: str, lines: int) -> None:
+    """Show the end of a service's journal."""
+    with app.client() as client:
+        text = find_sandbox(client, sandbox_id).services.logs(name, lines=lines)
+    app.print_json({"name": name, "log": text}) if app.json else click.echo(text, nl=False)
+
+
+def _turn(verb: str, text: str) -> click.Command:
+    @click.command(verb, cls=Verb, help=text)
+    @click.argument("sandbox_id", metavar="ID")
+    @click.argument("name")
+    @pass_app
+    def command(app: App, sandbox_id: str, name: str) -> None:
+        with app.client() as client:
+            info = getattr(find_sandbox(client, sandbox_id).services, verb)(name)
+        _print(app, info)
+
+    return command
+
+
+for _verb, _text in (("start", "Start a service."), ("stop", "Stop a service."), ("restart", "Restart a service.")):
+    services_command.add_command(_turn(_verb, _text))
+
+
+@services_command.command("rm", cls=Verb)
+@click.argument("sandbox_id", metavar="ID")
+@click.argument("name")
+@pass_app
+def rm(app: App, sandbox_id: str, name: str) -> None:
+    """Stop and remove a service."""
+    with app.client() as client:
+        find_sandbox(client, sandbox_id).services.remove(name)
+    app.print_json({"deleted": [name]}) if app.json else click.echo(name)
+
+
+def _print(app: App, info: ServiceInfo) -> None:
+    app.print_json(info) if app.json else click.echo(f"{info.name}: {info.active} ({info.sub})")

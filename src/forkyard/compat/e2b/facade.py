@@ -1,0 +1,226 @@
+"""The front of the E2B facade, before the gateway and the API on the same port: decides whose request it is.
+
+    header E2b-Sandbox-Id, on a host of the API            → envd of that sandbox (port 49983)
+    header X-Access-Token alone, on a host of the API      → the same (`e2b` 2.7 after a connect)
+    49983-<id>.<preview domain>, 49983-<id>.localhost      → the same
+    /files?…&signature=… on a host of the API              → the same, of the sandbox whose signature it is
+    /sandboxes, /v2/sandboxes, /snapshots, /templates …    → E2B's control plane, with an API key
+    anything else                                          → passed on
+
+Routing headers count only on hosts that no page of a sandbox is served from: such a page must not address another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+from collections.abc import Awaitable, Callable, Collection
+
+import structlog
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from forkyard.compat.e2b.envd import PORT, Envd
+from forkyard.compat.e2b.errors import Failed, Refused, answer, status_of
+from forkyard.compat.e2b.sandboxes import Sandboxes
+from forkyard.compat.e2b.templates import Templates
+from forkyard.control.plane import ControlPlane
+from forkyard.errors import ForkyardError, OperationTimeout, Unauthenticated
+
+log = structlog.get_logger(__name__)
+
+READY_WAIT_S = 60.0
+_ROOTS = re.compile(
+    r"/(v[0-9]+/)?(sandboxes|snapshots|templates|default-templates|volumes|volumecontent|secrets|teams|nodes|"
+    r"access-tokens|api-keys|events)(/|$)"
+)
+_ROUTING = (b"host", b"e2b-sandbox-id", b"e2b-sandbox-port", b"x-access-token")
+_SANDBOX_ID = re.compile(r"[a-z][a-z0-9]{19}", re.ASCII)
+_LABEL = re.compile(r"([0-9]{1,5})-([a-z][a-z0-9]{19})(-[a-z0-9-]*)?", re.ASCII)
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class E2b:
+    def __init__(
+        self, app: ASGIApp, control: ControlPlane, *, api_hosts: Collection[str] = (), default_user: str = "user"
+    ) -> None:
+        """`app` gets what is not E2B's. `api_hosts`: names the API is reached by, besides localhost and addresses."""
+        self._app = app
+        self._control = control
+        self._api_hosts = frozenset(host.lower() for host in api_hosts)
+        self._envd = envd = Envd(control, default_user)
+        sandboxes, templates = Sandboxes(control, envd.token), Templates(control)
+        one = "/sandboxes/{sandbox_id}"
+        table: list[tuple[str, str, Handler]] = [
+            ("POST", "/sandboxes", sandboxes.create),
+            ("POST", "/v2/sandboxes", sandboxes.create_v2),
+            ("GET", "/sandboxes", sandboxes.list_running),
+            ("GET", "/v2/sandboxes", sandboxes.listed),
+            ("GET", "/sandboxes/metrics", sandboxes.metrics_of_all),
+            ("GET", one, sandboxes.info),
+            ("DELETE", one, sandboxes.kill),
+            ("POST", f"{one}/timeout", sandboxes.set_timeout),
+            ("POST", f"{one}/refreshes", sandboxes.refresh),
+            ("POST", f"{one}/pause", sandboxes.pause),
+            ("POST", f"{one}/resume", sandboxes.resume),
+            ("POST", f"{one}/connect", sandboxes.connect),
+            ("POST", f"/v2{one}/connect", sandboxes.connect),
+            ("POST", f"{one}/fork", sandboxes.fork),
+            ("POST", f"{one}/snapshots", templates.snapshot),
+            ("PUT", f"{one}/network", sandboxes.set_network),
+            ("GET", f"{one}/metrics", sandboxes.metrics),
+            ("GET", f"{one}/logs", sandboxes.logs),
+            ("GET", f"/v2{one}/logs", sandboxes.logs_v2),
+            ("GET", "/snapshots", templates.snapshots),
+            ("GET", "/templates/aliases/{alias}", templates.alias),
+            ("DELETE", "/templates/{template_id:path}", templates.delete),
+        ]
+        self._routes = [(Route(path, handler, methods=[method]), handler) for method, path, handler in table]
+
+    async def aclose(self) -> None:
+        await self._envd.aclose()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        handler = self._handler(scope)
+        if handler is None:
+            await self._app(scope, receive, send)
+            return
+        begun = False
+
+        async def sending(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            response = await self._answered(handler, Request(scope, receive))
+            await response(scope, receive, sending)
+        except ClientDisconnect:
+            pass
+        except ForkyardError as error:
+            # In the middle of an answer there is no way to say so but to cut it off.
+            log.warning("answer broken off", error=error.message)
+            if not begun:
+                await answer(status_of(error), error.message)(scope, receive, send)
+            else:
+                raise
+
+    # ── whose request it is ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _handler(self, scope: Scope) -> Handler | None:
+        headers = {name: value for name, value in scope["headers"] if name in _ROUTING}
+        name = _host_name(headers.get(b"host", b"").decode("latin-1"))
+        domain = self._control.previews.address.domain
+        for suffix in (f".{domain}", ".localhost"):
+            label = _LABEL.fullmatch(name.removesuffix(suffix)) if name.endswith(suffix) else None
+            if label is not None:
+                return self._to_envd(label[2]) if int(label[1]) == PORT else None
+        if not (_is_local(name) or name in self._api_hosts or name in (f"api.{domain}", f"sandbox.{domain}")):
+            return None
+        if _ROOTS.match(scope["path"]):  # first: some clients send the headers with everything
+            return self._control_plane
+        sandbox_id = headers.get(b"e2b-sandbox-id")
+        if sandbox_id is not None:
+            return self._by_header(sandbox_id.decode("latin-1"), headers.get(b"e2b-sandbox-port", b""))
+        token = headers.get(b"x-access-token", b"").decode("latin-1")
+        if _SANDBOX_ID.fullmatch(token.partition("_")[0]):
+            return self._to_envd(token.partition("_")[0])
+        if scope["path"] == "/files" and b"signature=" in scope["query_string"]:
+            return self._signed
+        return None
+
+    def _by_header(self, sandbox_id: str, port: bytes) -> Handler:
+        async def closed(_: Request) -> Response:
+            return answer(502, "The sandbox is running but port is not open", sandboxId=sandbox_id[:64])
+
+        if port not in (str(PORT).encode(), b""):
+            return closed
+        return self._to_envd(sandbox_id)
+
+    def _to_envd(self, sandbox_id: str) -> Handler:
+        async def handle(request: Request) -> Response:
+            return await self._envd.serve(sandbox_id if _SANDBOX_ID.fullmatch(sandbox_id) else "", request)
+
+        return handle
+
+    async def _signed(self, request: Request) -> Response:
+        sandbox_id = await self._envd.signed_for(request)
+        if sandbox_id is None:
+            raise Refused(401, "invalid signature")
+        return await self._envd.serve(sandbox_id, request)
+
+    async def _control_plane(self, request: Request) -> Response:
+        request.state.principal = await self._principal(request)
+        allowed = set()
+        for route, handler in self._routes:
+            match, child = route.matches(request.scope)
+            if match is Match.FULL:
+                request.scope.update(child)
+                return await handler(request)
+            if match is Match.PARTIAL:
+                allowed |= route.methods or set()
+        if allowed:
+            raise Refused(405, f"{request.method} is not served on {request.url.path[:200]}")
+        raise Refused(501, f"{request.method} {request.url.path[:200]} is not served by Forkyard yet")
+
+    async def _principal(self, request: Request) -> object:
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        given = request.headers.get("x-api-key") or (bearer.strip() if scheme.lower() == "bearer" else None)
+        try:
+            found = await self._control.identities.authenticate(given)
+        except Unauthenticated:
+            raise Refused(
+                401, "unknown API key; `forkyard keys create NAME --format e2b` makes one for E2B_API_KEY"
+            ) from None
+        if not found.admin:
+            raise Refused(403, f"{found.name!r} may not do this; it takes an API key")
+        return found
+
+    # ── and what is said when it goes wrong ──────────────────────────────────────────────────────────────────────
+
+    async def _answered(self, handler: Handler, request: Request) -> Response:
+        try:
+            await self._until_ready()
+            return await handler(request)
+        except ClientDisconnect:
+            raise
+        except Refused as error:
+            return answer(error.status, error.message)
+        except Failed as error:
+            return answer(400, error.message)
+        except ForkyardError as error:
+            return answer(status_of(error), error.message)
+        except Exception:
+            log.exception("unexpected error in the E2B facade")
+            return answer(500, "an unexpected error in the daemon; its log has the details")
+
+    async def _until_ready(self) -> None:
+        try:
+            async with asyncio.timeout(READY_WAIT_S):
+                await self._control.ready.wait()
+        except TimeoutError:
+            raise OperationTimeout("the daemon is still starting; try again shortly") from None
+
+
+def _host_name(header: str) -> str:
+    name = header.strip().lower()
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    return name.partition(":")[0].removesuffix(".")
+
+
+def _is_local(name: str) -> bool:
+    if name in ("", "localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,42 @@
+"""What E2B's API knows of a sandbox and our core does not: kept in one of its annotations. Pure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from forkyard.lifecycle import State
+from forkyard.models import SandboxInfo
+
+KEY = "e2b"
+_UP = frozenset({State.CREATING, State.RUNNING, State.RESUMING, State.STARTING})
+
+
+@dataclass(frozen=True)
+class Note:
+    template: str
+    metadata: dict[str, str] = field(default_factory=dict)
+    timeout_s: float = 300.0
+    auto_resume: bool = False
+    cold: bool = False  # paused without memory: the next resume boots its disk
+    allow_internet: bool | None = None
+    network: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, info: SandboxInfo) -> Note | None:
+        """None: it was not made through E2B's API."""
+        text = info.annotations.get(KEY)
+        if text is None:
+            return None
+        try:
+            return cls(**json.loads(text))
+        except (ValueError, TypeError):  # somebody else wrote it
+            return None
+
+    def annotations(self, others: dict[str, str] | None = None) -> dict[str, str]:
+        return {**(others or {}), KEY: json.dumps(asdict(self))}
+
+
+def is_up(state: State) -> bool:
+    return state in _UP

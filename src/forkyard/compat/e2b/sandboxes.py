@@ -1,0 +1,425 @@
+"""E2B's control plane: sandboxes. A timeout there is a ttl here, which deletes or, with `autoPause`, pauses."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from forkyard.compat.e2b import models
+from forkyard.compat.e2b.errors import Refused, body_of, status_of
+from forkyard.compat.e2b.measuring import Measured, measured
+from forkyard.compat.e2b.network import policy_of
+from forkyard.compat.e2b.notes import Note, is_up
+from forkyard.compat.e2b.templates import PLAIN, find_snapshot
+from forkyard.control.pages import cursor_after, place_of
+from forkyard.control.plane import ControlPlane
+from forkyard.errors import BY_CODE, ForkyardError, SandboxEnded, SandboxNotFound, SnapshotNotFound
+from forkyard.guest.base import ExecSpec
+from forkyard.lifecycle import ENDED, State
+from forkyard.models import SandboxCreate, SandboxFork, SandboxInfo, SandboxUpdate
+from forkyard.store.records import Place
+
+#: Clients switch features on by it.
+ENVD_VERSION = "0.6.7"
+CLIENT_ID = "forkyard"
+DEFAULT_TIMEOUT_S = 300
+V1_TIMEOUT_S = 15
+MAX_PAGE = 100
+SYNC_S = 30.0
+_LABEL = re.compile(r"[A-Za-z0-9_./-]{1,64}", re.ASCII)
+_IDEMPOTENCY_KEY = re.compile(r"[a-z0-9-]{1,255}", re.ASCII)
+
+
+class Sandboxes:
+    def __init__(self, control: ControlPlane, token_of: Callable[[str], str]) -> None:
+        self._control = control
+        self._token_of = token_of
+
+    # ── create ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def create(self, request: Request) -> Response:
+        return await self._create(request, V1_TIMEOUT_S)
+
+    async def create_v2(self, request: Request) -> Response:
+        return await self._create(request, DEFAULT_TIMEOUT_S)
+
+    async def _create(self, request: Request, default_timeout_s: int) -> Response:
+        body = await models.read(request, models.NewSandbox)
+        if body.volumes:
+            raise Refused(400, "volumeMounts are not served here yet; leave them out")
+        if body.iam:
+            raise Refused(400, "iam is not served here yet; leave it out")
+        key = request.headers.get("idempotency-key")
+        if key is not None and _IDEMPOTENCY_KEY.fullmatch(key) is None:
+            raise Refused(400, "Idempotency-Key has 1 to 255 of a-z, 0-9 and -")
+        metadata = body.metadata or {}
+        timeout_s = default_timeout_s if body.timeout is None else body.timeout
+        note = Note(
+            template=body.template,
+            metadata=metadata,
+            timeout_s=timeout_s,
+            auto_resume=body.auto_resume is not None and body.auto_resume.enabled,
+            allow_internet=body.allow_internet,
+            network=None if body.network is None else body.network.model_dump(by_alias=True, exclude_none=True),
+        )
+        snapshot = None
+        if body.template.partition(":")[0] not in PLAIN:
+            try:
+                snapshot = (await find_snapshot(self._control, body.template)).id
+            except SnapshotNotFound:
+                raise Refused(404, f"template '{body.template[:128]}' not found") from None
+        wanted = SandboxCreate(
+            labels={name: value for name, value in list(metadata.items())[:64] if _is_label(name, value)},
+            annotations=note.annotations(),
+            env=body.env or {},
+            snapshot=snapshot,
+            idle_timeout_s=None,
+            ttl_s=max(timeout_s, 0.001),
+            on_ttl="pause" if body.auto_pause else "delete",
+            network=policy_of(body.network, body.allow_internet),
+        )
+        made = await self._control.sandboxes.create(wanted, api_key_id=request.state.principal.id, idempotency_key=key)
+        return JSONResponse(self._sandbox(made), 201)
+
+    def _sandbox(self, info: SandboxInfo) -> dict[str, Any]:
+        return {
+            "templateID": _template_of(info),
+            "sandboxID": info.id,
+            "clientID": CLIENT_ID,
+            "envdVersion": ENVD_VERSION,
+            "envdAccessToken": self._token_of(info.id),
+            **self._domain(),
+        }
+
+    def _domain(self) -> dict[str, Any]:
+        domain = self._control.previews.address.domain
+        return {} if domain == "localhost" else {"domain": domain}
+
+    # ── look ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def info(self, request: Request) -> Response:
+        info = await self._living(request)
+        note = Note.of(info)
+        return JSONResponse(
+            {
+                **_listed(info),
+                "envdAccessToken": self._token_of(info.id),
+                **self._domain(),
+                "lifecycle": {
+                    "autoResume": note is None or note.auto_resume,
+                    "onTimeout": "pause" if info.on_ttl == "pause" else "kill",
+                },
+                "allowInternetAccess": info.network.egress.preset != "none",
+                **({"network": note.network} if note is not None and note.network is not None else {}),
+            }
+        )
+
+    async def listed(self, request: Request) -> Response:
+        query = request.query_params
+        limit = _number(query.get("limit"), "limit", 1, 10_000) or MAX_PAGE
+        wanted = _states(query.getlist("state"))
+        metadata = _metadata(query.get("metadata"))
+        after = _instant(query.get("startedAfter"))
+        template, order = query.get("template"), query.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise Refused(400, "order is asc or desc")
+        found = [
+            one
+            for one in await self._all()
+            if ("running" if is_up(one.state) else "paused") in wanted
+            and metadata.items() <= _metadata_of(one).items()
+            and (after is None or one.created_at > after)
+            and (template is None or template == _template_of(one))
+        ]
+        found.sort(key=lambda one: (one.created_at, one.id), reverse=order == "desc")
+        last = place_of(query.get("nextToken") or None)
+        if last is not None:
+            place = (last.created_at, last.id)
+            found = [
+                one for one in found if ((one.created_at, one.id) < place) == (order == "desc") and one.id != last.id
+            ]
+        page, more = found[: min(limit, MAX_PAGE)], len(found) > min(limit, MAX_PAGE)
+        headers = {"x-next-token": cursor_after(Place(page[-1].created_at, page[-1].id))} if more else {}
+        return JSONResponse([_listed(one) for one in page], headers=headers)
+
+    async def list_running(self, request: Request) -> Response:
+        metadata = _metadata(request.query_params.get("metadata"))
+        found = [one for one in await self._all() if is_up(one.state)]
+        return JSONResponse([_listed(one) for one in found if metadata.items() <= _metadata_of(one).items()])
+
+    async def _all(self) -> list[SandboxInfo]:
+        """Newest first."""
+        found: list[SandboxInfo] = []
+        cursor = None
+        states = [state for state in State if state not in ENDED and state is not State.DELETING]
+        while True:
+            page = await self._control.sandboxes.list(states=states, limit=1000, cursor=cursor)
+            found += page.items
+            cursor = page.next_cursor
+            if cursor is None:
+                return found
+
+    async def metrics(self, request: Request) -> Response:
+        info = await self._living(request)
+        if not is_up(info.state):
+            return JSONResponse([])
+        return JSONResponse([_metric(await measured(self._control, info))])
+
+    async def metrics_of_all(self, request: Request) -> Response:
+        ids = [one for one in request.query_params.get("sandbox_ids", "").split(",") if one][:MAX_PAGE]
+        found = {}
+        for sandbox_id in ids:
+            with contextlib.suppress(ForkyardError):
+                info = await self._control.sandboxes.get(sandbox_id)
+                if info.state is State.RUNNING:
+                    found[sandbox_id] = _metric(await measured(self._control, info))
+        return JSONResponse({"sandboxes": found})
+
+    async def logs(self, request: Request) -> Response:
+        entries = await self._log_entries(request)
+        lines = [{"timestamp": one["timestamp"], "line": one["message"]} for one in entries]
+        return JSONResponse({"logs": lines, "logEntries": entries})
+
+    async def logs_v2(self, request: Request) -> Response:
+        return JSONResponse({"logs": await self._log_entries(request)})
+
+    async def _log_entries(self, request: Request) -> list[dict[str, Any]]:
+        info = await self._living(request)
+        limit = _number(request.query_params.get("limit"), "limit", 0, 10_000)
+        console = (await self._control.sandboxes.logs(info.id)).console.splitlines()
+        at = _time(info.created_at)
+        entries = [{"timestamp": at, "message": line, "level": "info", "fields": {}} for line in console]
+        return entries[: MAX_PAGE * 10 if limit is None else limit]
+
+    # ── change ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def kill(self, request: Request) -> Response:
+        info = await self._living(request)
+        await self._control.sandboxes.delete(info.id)
+        return Response(status_code=204)
+
+    async def set_timeout(self, request: Request) -> Response:
+        body = await models.read(request, models.SetTimeout)
+        return await self._last(request, body.timeout)
+
+    async def refresh(self, request: Request) -> Response:
+        body = await models.read(request, models.Refresh)
+        return await self._last(request, body.duration)
+
+    async def _last(self, request: Request, timeout_s: int) -> Response:
+        info = await self._living(request)
+        if not is_up(info.state):
+            raise Refused(404, f"sandbox {info.id} is not running")
+        await self._extend(info, timeout_s)
+        return Response(status_code=204)
+
+    async def _extend(self, info: SandboxInfo, timeout_s: float) -> None:
+        await self._control.sandboxes.update(info.id, SandboxUpdate(ttl_s=max(timeout_s, 0.001)))
+
+    async def pause(self, request: Request) -> Response:
+        body = await models.read(request, models.Pause)
+        info = await self._living(request)
+        if not is_up(info.state):
+            raise Refused(409, f"sandbox {info.id} is already paused")
+        note = Note.of(info) or Note(_template_of(info))
+        cold = not body.memory
+        if cold:
+            await self._to_disk(info.id)
+        # A paused one has no end: its time begins anew when it is resumed.
+        note = Note(**{**vars(note), "cold": cold})
+        change = SandboxUpdate(ttl_s=None, annotations=note.annotations(info.annotations))
+        await self._control.sandboxes.update(info.id, change)
+        try:
+            await self._control.sleep.pause(info.id)
+        except ForkyardError:
+            with contextlib.suppress(ForkyardError):
+                await self._extend(info, note.timeout_s)
+            raise
+        return Response(status_code=204)
+
+    async def _to_disk(self, sandbox_id: str) -> None:
+        """What programs have written may still be only in memory, which is about to be dropped."""
+        async with (
+            self._control.sandboxes.use(sandbox_id) as guest,
+            guest.execute(ExecSpec(["sync"], timeout_s=SYNC_S)) as execution,
+        ):
+            async for _ in execution:
+                pass
+
+    async def connect(self, request: Request) -> Response:
+        """Running: it lasts at least so long. Paused: it is resumed."""
+        body = await models.read(request, models.Connect)
+        info = await self._living(request)
+        timeout_s = DEFAULT_TIMEOUT_S if body.timeout is None else body.timeout
+        if is_up(info.state):
+            wanted = datetime.now(UTC) + timedelta(seconds=timeout_s)
+            if info.expires_at is not None and info.expires_at < wanted:
+                await self._extend(info, timeout_s)
+            return JSONResponse(self._sandbox(info))
+        return await self._resumed(info, timeout_s, body.memory)
+
+    async def resume(self, request: Request) -> Response:
+        body = await models.read(request, models.Resume)
+        info = await self._living(request)
+        if is_up(info.state):
+            raise Refused(409, f"sandbox {info.id} is already running")
+        if body.auto_pause is not None:
+            on_ttl = SandboxUpdate(on_ttl="pause" if body.auto_pause else "delete")
+            await self._control.sandboxes.update(info.id, on_ttl)
+        return await self._resumed(info, V1_TIMEOUT_S if body.timeout is None else body.timeout, body.memory)
+
+    async def _resumed(self, info: SandboxInfo, timeout_s: int, memory: bool | None) -> Response:
+        note = Note.of(info)
+        cold = note is not None and note.cold
+        # First: with an end that has passed it would not stay awake.
+        await self._extend(info, timeout_s)
+        if info.state in (State.STOPPED, State.STOPPING):
+            resumed = await self._control.power.start(info.id)
+        else:
+            resumed = await self._control.sleep.resume(
+                info.id, memory=not cold if memory is None else memory and not cold
+            )
+        if note is not None and (cold or note.timeout_s != timeout_s):
+            changed = Note(**{**vars(note), "cold": False, "timeout_s": timeout_s})
+            change = SandboxUpdate(annotations=changed.annotations(info.annotations))
+            await self._control.sandboxes.update(info.id, change)
+        return JSONResponse(self._sandbox(resumed), 201)
+
+    async def fork(self, request: Request) -> Response:
+        body = await models.read(request, models.Fork)
+        info = await self._living(request)
+        if not is_up(info.state):
+            raise Refused(409, f"sandbox {info.id} is paused; connect to it first")
+        forked = await self._control.forks.fork(
+            info.id, SandboxFork(count=body.count), api_key_id=request.state.principal.id
+        )
+        results: list[dict[str, Any]] = []
+        for child in forked.children:
+            if child.sandbox is None:
+                problem = child.problem or {}
+                error = BY_CODE.get(str(problem.get("code")), ForkyardError)(str(problem.get("detail", "")))
+                results.append({"error": body_of(status_of(error), error.message)})
+                continue
+            await self._extend(child.sandbox, DEFAULT_TIMEOUT_S if body.timeout is None else body.timeout)
+            results.append({"sandbox": self._sandbox(child.sandbox)})
+        return JSONResponse(results, 201)
+
+    async def set_network(self, request: Request) -> Response:
+        body = await models.read(request, models.Network)
+        info = await self._living(request)
+        policy = policy_of(body, body.allow_internet)
+        if body.allow_public is None:  # only what may leave is replaced
+            policy = policy.model_copy(update={"ingress": info.network.ingress})
+        note = Note.of(info) or Note(_template_of(info))
+        note = Note(**{**vars(note), "network": body.model_dump(by_alias=True, exclude_none=True)})
+        change = SandboxUpdate(network=policy, annotations=note.annotations(info.annotations))
+        await self._control.sandboxes.update(info.id, change)
+        return Response(status_code=204)
+
+    async def _living(self, request: Request) -> SandboxInfo:
+        sandbox_id = str(request.path_params["sandbox_id"])
+        try:
+            info = await self._control.sandboxes.get(sandbox_id)
+        except (SandboxNotFound, SandboxEnded):
+            info = None
+        if info is None or info.state in ENDED or info.state is State.DELETING:
+            raise Refused(404, f"sandbox '{sandbox_id[:64]}' not found")
+        return info
+
+
+# ── objects ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _listed(info: SandboxInfo) -> dict[str, Any]:
+    return {
+        "templateID": _template_of(info),
+        "sandboxID": info.id,
+        "clientID": CLIENT_ID,
+        "envdVersion": ENVD_VERSION,
+        "startedAt": _time(info.created_at),
+        "endAt": _time(_end_of(info)),
+        "cpuCount": info.shape.vcpus,
+        "memoryMB": info.shape.memory_mib,
+        "diskSizeMB": info.shape.disk_gib * 1024,
+        "state": "running" if is_up(info.state) else "paused",
+        "metadata": _metadata_of(info),
+    }
+
+
+def _end_of(info: SandboxInfo) -> datetime:
+    if info.expires_at is not None:
+        return info.expires_at
+    # A date is wanted of everything. What has no end runs for long.
+    return info.updated_at if not is_up(info.state) else info.created_at + timedelta(days=365)
+
+
+def _metric(found: Measured) -> dict[str, Any]:
+    return {
+        "timestamp": _time(datetime.fromtimestamp(found.at, UTC)),
+        "timestampUnix": found.at,
+        "cpuCount": found.cpu_count,
+        "cpuUsedPct": found.cpu_used_pct,
+        "memUsed": found.mem_used,
+        "memTotal": found.mem_total,
+        "memCache": found.mem_cache,
+        "diskUsed": found.disk_used,
+        "diskTotal": found.disk_total,
+    }
+
+
+def _template_of(info: SandboxInfo) -> str:
+    note = Note.of(info)
+    return note.template if note is not None else info.snapshot_id or "base"
+
+
+def _metadata_of(info: SandboxInfo) -> dict[str, str]:
+    note = Note.of(info)
+    return dict(info.labels) if note is None else note.metadata
+
+
+def _is_label(name: str, value: str) -> bool:
+    return _LABEL.fullmatch(name) is not None and len(value) <= 256
+
+
+def _time(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# ── queries ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _states(given: list[str]) -> set[str]:
+    states = {one for text in given for one in text.split(",") if one}
+    if states - {"running", "paused"}:
+        raise Refused(400, "state is running, paused, or both with a comma")
+    return states or {"running", "paused"}
+
+
+def _metadata(given: str | None) -> dict[str, str]:
+    """`k=v&k=v`, each quoted once more."""
+    return {unquote(name): unquote(value) for name, value in parse_qsl(given or "", keep_blank_values=True)}
+
+
+def _number(given: str | None, name: str, least: int, most: int) -> int | None:
+    if given is None or given == "":
+        return None
+    if not given.isascii() or not given.isdigit() or len(given) > 9 or not least <= int(given) <= most:
+        raise Refused(400, f"{name} is a number from {least} to {most}")
+    return int(given)
+
+
+def _instant(given: str | None) -> datetime | None:
+    if not given:
+        return None
+    try:
+        at = datetime.fromisoformat(given.replace(" ", "+"))
+        return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
+        raise Refused(400, f"startedAfter is a time such as 2030-01-31T12:00:00Z, not {given[:40]!r}") from None

@@ -1,0 +1,119 @@
+"""Services as systemd units: from what was asked for to files, and from what systemd says to an answer. No I/O.
+
+The request itself is kept in a section of the unit that systemd leaves alone, so the guest's disk is the only truth.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from pydantic import ValidationError
+
+from forkyard.models.builds import ServiceInfo
+from forkyard.models.specs import Service
+
+UNITS = "/etc/systemd/system"
+SCRIPTS = "/opt/forkyard/services"
+_SECTION = "[X-Forkyard]"
+PROPERTIES = "Id,ActiveState,SubState,Result,ExecMainStatus,MainPID,NRestarts,UnitFileState,LoadState"
+MARK = "::forkyard::"
+
+
+def unit_name(name: str) -> str:
+    """A service of ours, or a unit by its full name."""
+    return name if "." in name else f"{name}.service"
+
+
+def script(service: Service) -> str:
+    return f"#!/bin/bash\n{service.exec}\n"
+
+
+def unit(service: Service) -> str:
+    after = [unit_name(name) for name in dict.fromkeys([*service.after, *service.requires])]
+    lines = ["[Unit]", f"Description={service.name}"]
+    lines += [f"After={' '.join(after)}"] if after else []
+    lines += [f"Requires={' '.join(map(unit_name, service.requires))}"] if service.requires else []
+    lines += ["StartLimitIntervalSec=0", "", "[Service]", f"Type={service.type}"]
+    lines += [f"ExecStart=/bin/bash {SCRIPTS}/{service.name}.sh"]
+    lines += ["NotifyAccess=all"] if service.type == "notify" or service.watchdog_s else []
+    lines += ["RemainAfterExit=yes"] if service.type == "oneshot" else []
+    lines += [f"User={service.user}"] if service.user else []
+    lines += [f"WorkingDirectory={_escaped(service.workdir)}"] if service.workdir else []
+    lines += [f"Environment={_quoted(f'{name}={value}')}" for name, value in service.env.items()]
+    lines += [f"Restart={service.restart}", f"RestartSec={service.restart_s:g}"]
+    lines += [f"TimeoutStartSec={service.ready_timeout_s:g}"]
+    lines += [f"WatchdogSec={service.watchdog_s:g}"] if service.watchdog_s else []
+    lines += ["", "[Install]", "WantedBy=multi-user.target", "", _SECTION]
+    lines += [f"Service={json.dumps(service.model_dump(mode='json', exclude_defaults=True))}"]
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%%")
+
+
+def _quoted(text: str) -> str:
+    """As a word of a unit file. systemd reads C escapes and `%` specifiers in it."""
+    quoted = (
+        text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+    )
+    return f'"{_escaped(quoted)}"'
+
+
+def asked(unit_file: str) -> Service | None:
+    """What this unit was made from. The guest may have written anything there."""
+    _, found, rest = unit_file.partition(f"\n{_SECTION}\nService=")
+    try:
+        return Service.model_validate_json(rest.partition("\n")[0]) if found else None
+    except ValidationError:
+        return None
+
+
+#: Prints each unit of ours: a mark, its properties, a mark, its file.
+LIST = f"""
+cd {UNITS} && for unit in $(grep -lFx '{_SECTION}' -- *.service 2>/dev/null); do
+  echo '{MARK}unit'; systemctl show --property={PROPERTIES} -- "$unit"; echo '{MARK}file'; cat -- "$unit"
+done
+true
+"""
+
+
+def listed(text: str) -> list[ServiceInfo]:
+    """What `LIST` printed."""
+    found = []
+    for part in text.split(f"{MARK}unit\n")[1:]:
+        shown, _, file = part.partition(f"{MARK}file\n")
+        values = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+        found.append(
+            ServiceInfo(
+                name=values.get("Id", "").removesuffix(".service"),
+                active=values.get("ActiveState", "unknown"),
+                sub=values.get("SubState", ""),
+                result=values.get("Result", ""),
+                exit_code=_number(values.get("ExecMainStatus")),
+                pid=_number(values.get("MainPID")) or None,
+                restarts=_number(values.get("NRestarts")) or 0,
+                enabled=values.get("UnitFileState") == "enabled",
+                service=asked(file),
+            )
+        )
+    return sorted(found, key=lambda info: info.name)
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() else None
+
+
+def wait_script(service: Service) -> str:
+    """Ends with 0 when it is ready, with 3 when it has failed."""
+    name = shlex.quote(unit_name(service.name))
+    return f"""
+while ! timeout 30 bash -c "$FORKYARD_READY" >/dev/null 2>&1; do
+  case $(systemctl show --property=ActiveState --value -- {name}) in
+    failed) exit 3 ;;
+    inactive) exit 3 ;;
+  esac
+  sleep 0.2
+done
+"""

@@ -1,0 +1,143 @@
+# Generated from `_async/` by scripts/unasync.py. Do not edit.
+"""Builds: specs become layers, each a snapshot of a machine that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+from forkyard.errors import BuildFailed, DaemonUnreachable, ForkyardError, from_problem
+from forkyard.models import Page
+from forkyard.models.builds import (
+    BuildEnd,
+    BuildInfo,
+    BuildOutput,
+    BuildPhase,
+    BuildPlan,
+    LayerInfo,
+    Pruned,
+    build_event,
+)
+from forkyard.models.specs import Spec as SpecModel
+from forkyard.sdk import validation, wire
+from forkyard.sdk._sync import runtime
+from forkyard.sdk._sync.transport import RESTART_S, Transport
+from forkyard.sdk.spec import Spec, checked
+
+
+class Build:
+    """A build. It goes on whether anybody follows it or not."""
+
+    def __init__(self, transport: Transport, info: BuildInfo) -> None:
+        self._transport = transport
+        self._path = f"/builds/{wire.segment(info.id)}"
+        self.info = info
+        """As the daemon last reported it; `refresh()` asks again."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(id={self.id!r}, state={self.info.state!r})"
+
+    @property
+    def id(self) -> str:
+        return self.info.id
+
+    def refresh(self) -> BuildInfo:
+        answer = self._transport.request("GET", self._path)
+        self.info = wire.parse(BuildInfo, answer.content)
+        return self.info
+
+    def logs(self, *, follow: bool = False, after: int = 0) -> runtime.Flow[BuildPhase | BuildOutput | BuildEnd]:
+        """What it does and prints, line by line; with `follow`, until it ends, over restarts of the daemon."""
+        patience = wire.Patience(RESTART_S)
+        while True:
+            try:
+                params = {"follow": follow or None, "after": after or None}
+                with closing(self._transport.lines("GET", f"{self._path}/logs", params=params)) as lines:
+                    for line in lines:
+                        patience.reset()
+                        if line is None:
+                            continue
+                        if line.get("type") == "error":
+                            raise from_problem(line["problem"])
+                        event = build_event(line)
+                        after = event.n
+                        yield event
+                        if isinstance(event, BuildEnd):
+                            return
+                if not follow:
+                    return
+                raise DaemonUnreachable("The daemon ended the log of the build.")
+            except ForkyardError as exc:
+                pause_s = patience.next_pause_s() if exc.retryable else None
+                if pause_s is None:
+                    raise
+                runtime.sleep(pause_s)
+
+    def wait(self) -> BuildInfo:
+        """Until it has succeeded. `BuildFailed` has the step, its exit code, the end of its log, the states of services
+        and the id of a snapshot to look around in."""
+        with closing(self.logs(follow=True)) as events:
+            for _ in events:
+                pass
+        info = self.refresh()
+        if info.state == "succeeded":
+            return info
+        message = info.failure.message if info.failure else f"it was {info.state}"
+        details = info.failure.model_dump(exclude={"message"}) if info.failure else {}
+        raise BuildFailed(f"build {info.id} failed: {message}", build_id=info.id, **details)
+
+    def delete(self) -> None:
+        """End it if it runs, and forget it. Layers stay in the cache; its debug snapshot does not."""
+        self._transport.request("DELETE", self._path)
+
+
+class Builds:
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def create(
+        self,
+        spec: Spec | SpecModel | Mapping[str, Any],
+        *,
+        skip_cache: bool = False,
+        network: validation.Network | None = None,
+        identity: str | None = None,
+    ) -> Build:
+        """Begin a build. `network`: what it may reach; sandboxes made of it have their own. With an `identity`, hosted
+        repositories that it may read can be cloned."""
+        body = self._body(spec, skip_cache)
+        if network is not None:
+            body["network"] = validation.network_policy(network).model_dump(mode="json")
+        if identity is not None:
+            body["identity"] = identity
+        answer = self._transport.request("POST", "/builds", body=body)
+        return Build(self._transport, wire.parse(BuildInfo, answer.content))
+
+    def explain(self, spec: Spec | SpecModel | Mapping[str, Any], *, skip_cache: bool = False) -> list[LayerInfo]:
+        """Which layers are in the cache, and why the others are not. Builds nothing."""
+        answer = self._transport.request(
+            "POST", "/builds/explain", body=self._body(spec, skip_cache), again=True, timeout_s=wire.CREATE_S
+        )
+        return wire.parse(BuildPlan, answer.content).layers
+
+    def get(self, build_id: str) -> Build:
+        answer = self._transport.request("GET", f"/builds/{wire.segment(build_id)}")
+        return Build(self._transport, wire.parse(BuildInfo, answer.content))
+
+    def list(self, *, limit: int | None = None) -> list[Build]:
+        """Newest first."""
+        found = self._transport.items(Page[BuildInfo], "/builds", {}, limit)
+        return [Build(self._transport, info) for info in found]
+
+    def delete(self, build_id: str) -> None:
+        self._transport.request("DELETE", f"/builds/{wire.segment(build_id)}")
+
+    def prune(self) -> Pruned:
+        """Remove all layers that no build works on. Sandboxes made from them go on."""
+        answer = self._transport.request("POST", "/builds/prune", timeout_s=wire.CHANGE_S)
+        return wire.parse(Pruned, answer.content)
+
+    def _body(self, spec: Spec | SpecModel | Mapping[str, Any], skip_cache: bool) -> dict[str, Any]:
+        body: dict[str, Any] = {"spec": checked(spec).model_dump(mode="json", exclude_defaults=True)}
+        return {**body, "skip_cache": True} if skip_cache else body

@@ -1,0 +1,184 @@
+# Generated from `_async/` by scripts/unasync.py. Do not edit.
+"""What a repository does by itself: `repo.triggers` and `repo.remotes`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from forkyard.models import Page
+from forkyard.models.git_triggers import (
+    Delivery,
+    DeliveryInfo,
+    DeliveryStatus,
+    Direction,
+    EventKind,
+    ExecAction,
+    GitHubApp,
+    RefState,
+    RemoteCreated,
+    RemoteInfo,
+    SandboxAction,
+    SyncReport,
+    TriggerInfo,
+    WebhookAction,
+)
+from forkyard.sdk import wire
+from forkyard.sdk._sync.transport import Transport
+
+AnyAction = WebhookAction | SandboxAction | ExecAction | Mapping[str, Any]
+
+
+class Triggers:
+    """What shall happen when branches or tags of a repository change."""
+
+    def __init__(self, transport: Transport, repo_path: str) -> None:
+        self._transport = transport
+        self._path = f"{repo_path}/triggers"
+
+    def create(
+        self,
+        action: AnyAction,
+        *,
+        events: Sequence[EventKind] = ("push",),
+        branches: Sequence[str] = (),
+        tags: Sequence[str] = (),
+        paths: Sequence[str] = (),
+        enabled: bool = True,
+    ) -> TriggerInfo:
+        """`action`: a `WebhookAction`, a `SandboxAction` or an `ExecAction`, or a mapping with a `type`. The globs say
+        which branches, tags and changed files it is about."""
+        body = {
+            "action": _plain(action),
+            "events": list(events),
+            "branches": list(branches),
+            "tags": list(tags),
+            "paths": list(paths),
+            "enabled": enabled,
+        }
+        answer = self._transport.request("POST", self._path, body=body)
+        return wire.parse(TriggerInfo, answer.content)
+
+    def list(self) -> list[TriggerInfo]:
+        answer = self._transport.request("GET", self._path)
+        return wire.parse(Page[TriggerInfo], answer.content).items
+
+    def get(self, trigger_id: str) -> TriggerInfo:
+        answer = self._transport.request("GET", f"{self._path}/{wire.segment(trigger_id)}")
+        return wire.parse(TriggerInfo, answer.content)
+
+    def update(
+        self,
+        trigger_id: str,
+        *,
+        action: AnyAction | None = None,
+        events: Sequence[EventKind] | None = None,
+        branches: Sequence[str] | None = None,
+        tags: Sequence[str] | None = None,
+        paths: Sequence[str] | None = None,
+        enabled: bool | None = None,
+    ) -> TriggerInfo:
+        """Change what is given."""
+        given = {
+            "action": None if action is None else _plain(action),
+            "events": events,
+            "branches": branches,
+            "tags": tags,
+            "paths": paths,
+            "enabled": enabled,
+        }
+        body = {key: value for key, value in given.items() if value is not None}
+        answer = self._transport.request("PATCH", f"{self._path}/{wire.segment(trigger_id)}", body=body, again=True)
+        return wire.parse(TriggerInfo, answer.content)
+
+    def delete(self, trigger_id: str) -> None:
+        """With its log."""
+        self._transport.request("DELETE", f"{self._path}/{wire.segment(trigger_id)}")
+
+    def deliveries(
+        self, trigger_id: str, *, status: DeliveryStatus | None = None, limit: int | None = 100
+    ) -> Sequence[DeliveryInfo]:
+        """What it told, newest first, and how each attempt went."""
+        path = f"{self._path}/{wire.segment(trigger_id)}/deliveries"
+        return self._transport.items(Page[DeliveryInfo], path, {"status": status}, limit)
+
+    def delivery(self, trigger_id: str, delivery_id: str) -> Delivery:
+        """With its payload."""
+        path = f"{self._path}/{wire.segment(trigger_id)}/deliveries/{wire.segment(delivery_id)}"
+        answer = self._transport.request("GET", path)
+        return wire.parse(Delivery, answer.content)
+
+    def redeliver(self, trigger_id: str, delivery_id: str) -> Delivery:
+        """Again, with the same id and payload."""
+        path = f"{self._path}/{wire.segment(trigger_id)}/deliveries/{wire.segment(delivery_id)}/redeliver"
+        answer = self._transport.request("POST", path)
+        return wire.parse(Delivery, answer.content)
+
+
+class Remotes:
+    """Other git hosts that a repository is kept in step with."""
+
+    def __init__(self, transport: Transport, repo_path: str) -> None:
+        self._transport = transport
+        self._path = f"{repo_path}/remotes"
+
+    def create(
+        self,
+        url: str,
+        name: str = "origin",
+        *,
+        direction: Direction = "both",
+        branches: Sequence[str] = (),
+        tags: bool = True,
+        username: str = "git",
+        secret: str | None = None,
+        github_app: GitHubApp | None = None,
+        poll_s: float | None = 300.0,
+        hook_secret: str | None = None,
+    ) -> RemoteCreated:
+        """`secret` names a stored one with the password or token. The answer has the secret of its hook, this once."""
+        body = {
+            "name": name,
+            "url": url,
+            "direction": direction,
+            "branches": list(branches),
+            "tags": tags,
+            "username": username,
+            "secret": secret,
+            "github_app": None if github_app is None else github_app.model_dump(),
+            "poll_s": poll_s,
+            "hook_secret": hook_secret,
+        }
+        answer = self._transport.request("POST", self._path, body=body)
+        return wire.parse(RemoteCreated, answer.content)
+
+    def list(self) -> list[RemoteInfo]:
+        answer = self._transport.request("GET", self._path)
+        return wire.parse(Page[RemoteInfo], answer.content).items
+
+    def get(self, name: str = "origin") -> RemoteInfo:
+        answer = self._transport.request("GET", f"{self._path}/{wire.segment(name)}")
+        return wire.parse(RemoteInfo, answer.content)
+
+    def delete(self, name: str = "origin") -> None:
+        """Both sides stay as they are."""
+        self._transport.request("DELETE", f"{self._path}/{wire.segment(name)}")
+
+    def refs(self, name: str = "origin") -> Sequence[RefState]:
+        """How branches and tags stood at the last sync, those not in step first."""
+        answer = self._transport.request("GET", f"{self._path}/{wire.segment(name)}/refs")
+        return wire.parse(Page[RefState], answer.content).items
+
+    def sync(self, name: str = "origin") -> SyncReport:
+        """Now, and wait for it. What has diverged is reported and left."""
+        answer = self._transport.request(
+            "POST", f"{self._path}/{wire.segment(name)}/sync", timeout_s=wire.CREATE_S, again=True
+        )
+        return wire.parse(SyncReport, answer.content)
+
+
+def _plain(action: AnyAction) -> dict[str, Any]:
+    if isinstance(action, Mapping):
+        return dict(action)
+    plain: dict[str, Any] = action.model_dump(mode="json", exclude_defaults=True)
+    return {"type": action.type, **plain}

@@ -1,0 +1,236 @@
+"""`Spec()`: a machine described in Python, or read from `forkyard.yaml`.
+
+Owns: the builder, and what of a spec is on this machine: files and lockfiles are read here and travel with it. A spec is
+a value: every call gives a new one.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from pydantic import ValidationError
+
+from forkyard.errors import InvalidRequest
+from forkyard.models import specs as model
+
+#: Text, bytes, a local file or directory, or a mapping with `content` or `from`, `mode`, `user`.
+FileSource: TypeAlias = str | bytes | Path | Mapping[str, Any]
+
+#: What else an installer reads, if it stands beside the lockfile.
+_BESIDE = ("package.json", "pyproject.toml", ".npmrc", "pnpm-workspace.yaml", ".yarnrc.yml", ".python-version")
+
+
+class Spec:
+    """A machine, described step by step: `Spec().apt("ripgrep").run("npm ci").layer()`."""
+
+    def __init__(self, **fields: Any) -> None:
+        self._fields = fields
+
+    def __repr__(self) -> str:
+        return f"Spec({json.dumps(self.to_dict())})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Spec) and self.model() == other.model()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    # ── what it is ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def base(self, name: str) -> Spec:
+        """What it starts from."""
+        return self._with(base=name)
+
+    def name(self, name: str) -> Spec:
+        """For people."""
+        return self._with(name=name)
+
+    def size(self, *, vcpus: int = 1, memory_mib: int = 512, disk_gib: int = 8) -> Spec:
+        return self._with(size={"vcpus": vcpus, "memory_mib": memory_mib, "disk_gib": disk_gib})
+
+    def discriminator(self, value: str) -> Spec:
+        """Another value makes other layers."""
+        return self._with(discriminator=value)
+
+    def skip_cache(self, skip: bool = True) -> Spec:
+        """Build all layers even if they are there."""
+        return self._with(skip_cache=skip)
+
+    # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def apt(self, *packages: str) -> Spec:
+        """Debian packages."""
+        return self._step(apt=list(packages))
+
+    def files(self, files: Mapping[str, FileSource]) -> Spec:
+        """By path in the machine: text, bytes, or a local `Path`, which may be a directory."""
+        return self._step(files=_files(files, Path()))
+
+    def git(self, url: str, path: str = "/repo", rev: str | None = None, *, depth: int | None = None) -> Spec:
+        """Clone a repository."""
+        return self._step(git={"url": url, "path": path, "rev": rev, "depth": depth})
+
+    def run(self, command: str, *, user: str | None = None, cwd: str | None = None, timeout_s: float = 3600) -> Spec:
+        """A shell command; a failure ends the build."""
+        return self._step(run={"command": command, "user": user, "cwd": cwd, "timeout_s": timeout_s})
+
+    def install(self, lockfile: str | os.PathLike[str], path: str | None = None, *, manager: str | None = None) -> Spec:
+        """Dependencies of a local lockfile. Built again when it, or the manifest beside it, has changed. If there is no
+        such file here, it must be in the machine, by an earlier step."""
+        step = {"lockfile": os.fspath(lockfile), "path": path, "manager": manager}
+        return self._step(install=_install(step, Path()))
+
+    def env(self, **variables: str) -> Spec:
+        """For later steps, services, and every command of the sandbox."""
+        return self._step(env={name: str(value) for name, value in variables.items()})
+
+    def workdir(self, path: str) -> Spec:
+        """Of later steps and services."""
+        return self._step(workdir=path)
+
+    def user(self, name: str) -> Spec:
+        """Of later steps and services; made if there is none."""
+        return self._step(user=name)
+
+    def service(self, name: str, exec: str, **options: Any) -> Spec:
+        """A systemd unit, started now and ready before the next step: `ready`, `restart`, `type`, `env`, `after` …"""
+        return self._step(service={"name": name, "exec": exec, **options})
+
+    def wait_for(self, command: str, *, timeout_s: float = 120, interval_s: float = 0.5) -> Spec:
+        """Go on when this command succeeds."""
+        return self._step(wait_for={"command": command, "timeout_s": timeout_s, "interval_s": interval_s})
+
+    def layer(self, *, discriminator: str = "", skip_cache: bool = False) -> Spec:
+        """What stands before this is built once and kept, as a snapshot of the running machine."""
+        return self._step(layer={"discriminator": discriminator, "skip_cache": skip_cache})
+
+    # ── in and out ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Spec:
+        """From a YAML or JSON file. Files it names are looked for beside it."""
+        file = Path(path)
+        try:
+            text = file.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"{file} cannot be read: {error}", field="spec") from None
+        return cls.parse(text, file.parent, where=str(file))
+
+    @classmethod
+    def parse(cls, text: str, directory: str | os.PathLike[str] = ".", *, where: str = "the spec") -> Spec:
+        """From YAML or JSON text."""
+        import yaml
+
+        try:
+            document = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise InvalidRequest(f"{where} is no YAML: {' '.join(str(error).split())}", field="spec") from None
+        if not isinstance(document, dict):
+            raise InvalidRequest(f"{where} is not a mapping with `steps`", field="spec")
+        steps = document.get("steps", [])
+        if isinstance(steps, list):
+            document["steps"] = [_read(step, Path(directory)) for step in steps]
+        spec = cls(**{str(name): value for name, value in document.items()})
+        spec.model(where)
+        return spec
+
+    def model(self, where: str = "spec") -> model.Spec:
+        """Checked. `InvalidRequest` names what is wrong, and where."""
+        try:
+            return model.Spec.model_validate(self._fields)
+        except ValidationError as error:
+            errors = [
+                {"field": ".".join(map(str, item["loc"])) or "spec", "message": str(item["msg"])}
+                for item in error.errors()
+            ]
+            message = "; ".join(f"{item['field']}: {item['message']}" for item in errors)
+            raise InvalidRequest(f"{where}: {message}", errors=errors) from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As YAML has it, without what is default."""
+        return self.model().model_dump(mode="json", exclude_defaults=True)
+
+    def _with(self, **fields: Any) -> Spec:
+        return Spec(**{**self._fields, **fields})
+
+    def _step(self, **step: Any) -> Spec:
+        cleaned = {
+            kind: {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
+            for kind, value in step.items()
+        }
+        spec = self._with(steps=[*self._fields.get("steps", ()), cleaned])
+        spec.model()  # a mistake is told where it is made
+        return spec
+
+
+def checked(spec: Spec | model.Spec | Mapping[str, Any]) -> model.Spec:
+    """A spec in any form."""
+    if isinstance(spec, model.Spec):
+        return spec
+    return (spec if isinstance(spec, Spec) else Spec(**spec)).model()
+
+
+def _read(step: Any, directory: Path) -> Any:
+    """A step of a file, with what it names of this machine put in."""
+    if not isinstance(step, dict):
+        return step
+    if isinstance(files := step.get("files"), dict):
+        step = {**step, "files": _files(files, directory)}
+    if isinstance(install := step.get("install"), str | dict):
+        given = {"lockfile": install} if isinstance(install, str) else install
+        step = {**step, "install": _install(given, directory)}
+    return step
+
+
+def _files(files: Mapping[str, FileSource], directory: Path) -> dict[str, Any]:
+    return {path: file for name, source in files.items() for path, file in _file(str(name), source, directory)}
+
+
+def _file(name: str, source: FileSource, directory: Path) -> Iterator[tuple[str, Any]]:
+    if isinstance(source, bytes):
+        yield name, _content(source)
+    elif isinstance(source, Path):
+        yield from _local(name, directory / source, {})
+    elif isinstance(source, Mapping) and "from" in source:
+        rest = {key: value for key, value in source.items() if key != "from"}
+        yield from _local(name, directory / str(source["from"]), rest)
+    else:
+        yield name, source
+
+
+def _local(name: str, path: Path, rest: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    try:
+        if path.is_dir():
+            for below in sorted(path.rglob("*")):
+                if below.is_file() and ".git" not in below.relative_to(path).parts:
+                    yield f"{name.rstrip('/')}/{below.relative_to(path).as_posix()}", _one(below, rest)
+        else:
+            yield name, _one(path, rest)
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror}", field=f"files.{name}") from None
+
+
+def _one(path: Path, rest: dict[str, Any]) -> dict[str, Any]:
+    executable = {"mode": 0o755} if os.access(path, os.X_OK) else {}
+    return {**_content(path.read_bytes()), **executable, **rest}
+
+
+def _content(data: bytes) -> dict[str, Any]:
+    try:
+        return {"content": data.decode()}
+    except UnicodeDecodeError:
+        return {"content": base64.b64encode(data).decode(), "encoding": "base64"}
+
+
+def _install(step: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    lockfile = directory / str(step.get("lockfile", ""))
+    if "files" in step or not lockfile.is_file():
+        return dict(step)
+    beside = [lockfile, *(lockfile.with_name(name) for name in _BESIDE if lockfile.with_name(name).is_file())]
+    if lockfile.name == "requirements.txt":
+        beside = [lockfile]
+    return {**step, "lockfile": lockfile.name, "files": {path.name: _content(path.read_bytes()) for path in beside}}

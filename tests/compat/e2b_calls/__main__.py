@@ -1,0 +1,42 @@
+"""Calls of the published `e2b` package, each with what a caller may rely on.
+
+Runs in the environment of that package, and prints a line of JSON for each call: its name, and what went wrong if anything
+did. Everything happens below the directory E2B_TEST_DIR: sandboxes of this test are processes of this machine. With
+`--list` it prints the names alone, and the oldest version that has each; that needs no package.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+import traceback
+
+from registry import CALLS, Yard
+
+ORDER = ("sandboxes", "commands", "files", "sleep", "asynchronous", "end")
+
+
+def main() -> None:
+    for name in ORDER:
+        importlib.import_module(name)
+    if "--list" in sys.argv:
+        print(json.dumps([(name, since) for name, since, _ in CALLS]))
+        return
+    from importlib.metadata import version
+
+    major, minor = (int(part) for part in version("e2b").split(".")[:2])
+    yard = Yard((major, minor))
+    for name, since, check in CALLS:
+        if since > yard.version:
+            continue
+        began, wrong = time.monotonic(), None
+        try:
+            check(yard)
+        except BaseException:
+            wrong = traceback.format_exc(limit=-4)
+        print(json.dumps({"call": name, "wrong": wrong, "seconds": round(time.monotonic() - began, 2)}), flush=True)
+
+
+main()

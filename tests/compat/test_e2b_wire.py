@@ -1,0 +1,398 @@
+"""What no published client sends, and what it must be told."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import string
+import struct
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from forkyard.compat.e2b import proto
+from forkyard.guest.fake import FakeGuest
+from forkyard.hosts.memory import MemoryHost
+
+from ..contract.sdk_daemon import Daemon, running_daemon  # noqa: TID252
+
+CONTROL = [
+    ("POST", "/sandboxes"),
+    ("POST", "/v2/sandboxes"),
+    ("GET", "/sandboxes"),
+    ("GET", "/v2/sandboxes"),
+    ("GET", "/sandboxes/metrics"),
+    *(("POST", f"/sandboxes/ID/{verb}") for verb in ("timeout", "refreshes", "connect", "resume", "fork", "snapshots")),
+    ("POST", "/v2/sandboxes/ID/connect"),
+    ("PUT", "/sandboxes/ID/network"),
+    ("GET", "/sandboxes/ID/metrics"),
+    ("GET", "/sandboxes/ID/logs"),
+    ("GET", "/v2/sandboxes/ID/logs"),
+    ("GET", "/snapshots"),
+    ("GET", "/templates/aliases/x"),
+    ("DELETE", "/templates/x"),
+]
+NOT_SERVED = [
+    ("POST", "/v3/templates"),
+    ("GET", "/templates"),
+    ("GET", "/v2/templates"),
+    ("GET", "/templates/x/files/y"),
+    ("POST", "/v2/templates/x/builds/y"),
+    ("GET", "/templates/x/builds/y/status"),
+    ("POST", "/templates/tags"),
+    ("POST", "/volumes"),
+    ("GET", "/volumes/x"),
+    ("GET", "/volumecontent/x/path"),
+    ("POST", "/secrets"),
+    ("GET", "/secrets"),
+    ("GET", "/teams"),
+    ("PATCH", "/sandboxes/x"),
+    ("GET", "/sandboxes/x/nothing"),
+]
+
+
+class Unreal(Daemon):
+    """Its guests are only memory: what is made up by a fuzzer may remove anything there."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.host = MemoryHost(lambda *_: FakeGuest())  # type: ignore[assignment]
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with running_daemon() as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def unreal() -> Iterator[Daemon]:
+    with tempfile.TemporaryDirectory(prefix="fye2b-") as root:
+        daemon = Unreal(Path(root))
+        daemon.start()
+        yield daemon
+        daemon.stop()
+
+
+@contextlib.contextmanager
+def _api(daemon: Daemon) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=daemon.url, headers={"X-API-KEY": daemon.key}, timeout=30) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def _envd(daemon: Daemon, sandbox: dict[str, str]) -> Iterator[httpx.Client]:
+    headers = {
+        "E2b-Sandbox-Id": sandbox["sandboxID"],
+        "E2b-Sandbox-Port": "49983",
+        "X-Access-Token": sandbox["envdAccessToken"],
+    }
+    with httpx.Client(base_url=daemon.url, headers=headers, timeout=30) as client:
+        yield client
+
+
+def _made(api: httpx.Client) -> dict[str, str]:
+    made = api.post("/v2/sandboxes", json={"templateID": "base", "timeout": 600})
+    assert made.status_code == 201
+    return dict(made.json())
+
+
+@pytest.fixture(scope="module")
+def api(daemon: Daemon) -> Iterator[httpx.Client]:
+    with _api(daemon) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def sandbox(api: httpx.Client) -> dict[str, str]:
+    return _made(api)
+
+
+@pytest.fixture(scope="module")
+def envd(daemon: Daemon, sandbox: dict[str, str]) -> Iterator[httpx.Client]:
+    with _envd(daemon, sandbox) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def unreal_api(unreal: Daemon) -> Iterator[httpx.Client]:
+    with _api(unreal) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def unreal_sandbox(unreal_api: httpx.Client) -> dict[str, str]:
+    return _made(unreal_api)
+
+
+@pytest.fixture(scope="module")
+def unreal_envd(unreal: Daemon, unreal_sandbox: dict[str, str]) -> Iterator[httpx.Client]:
+    with _envd(unreal, unreal_sandbox) as client:
+        yield client
+
+
+def _is_error(answer: httpx.Response) -> bool:
+    body = answer.json()
+    return body["code"] == answer.status_code and isinstance(body["message"], str) and body["message"] != ""
+
+
+# ── who may ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("method", "path"), [*CONTROL, *NOT_SERVED])
+def test_nothing_is_done_without_a_key(daemon: Daemon, method: str, path: str) -> None:
+    answer = httpx.request(method, daemon.url + path)
+    assert answer.status_code == 401
+    assert _is_error(answer)
+
+
+@pytest.mark.parametrize("token", [None, "", "x", "é"])
+def test_a_sandbox_answers_nobody_without_its_token(daemon: Daemon, sandbox: dict[str, str], token: str | None) -> None:
+    headers = {"E2b-Sandbox-Id": sandbox["sandboxID"], "E2b-Sandbox-Port": "49983"}
+    if token is not None:
+        headers["X-Access-Token"] = token.encode().decode("latin-1")
+    for method, path in (("GET", "/files?path=/etc/hostname"), ("GET", "/envs"), ("POST", "/process.Process/List")):
+        answer = httpx.request(method, daemon.url + path, headers={k: v.encode("latin-1") for k, v in headers.items()})  # type: ignore[misc]
+        assert answer.status_code == 401
+
+
+def test_the_token_of_one_sandbox_does_not_open_another(api: httpx.Client, envd: httpx.Client) -> None:
+    other = api.post("/v2/sandboxes", json={"templateID": "base"}).json()
+    answer = envd.get("/envs", headers={"E2b-Sandbox-Id": other["sandboxID"]})
+    assert answer.status_code == 401
+    assert api.delete(f"/sandboxes/{other['sandboxID']}").status_code == 204
+
+
+def test_a_sandbox_is_found_by_its_host_name(daemon: Daemon, sandbox: dict[str, str]) -> None:
+    host = {"Host": f"49983-{sandbox['sandboxID']}.localhost"}
+    assert httpx.get(f"{daemon.url}/health", headers=host).status_code == 204
+    old = {"Host": f"49983-{sandbox['sandboxID']}-00000000.localhost"}
+    assert httpx.get(f"{daemon.url}/health", headers=old).status_code == 204
+
+
+def test_routing_headers_count_for_nothing_on_a_host_of_a_sandbox(daemon: Daemon, sandbox: dict[str, str]) -> None:
+    headers = {"Host": f"3000-{sandbox['sandboxID']}.localhost", "E2b-Sandbox-Id": sandbox["sandboxID"]}
+    assert httpx.get(f"{daemon.url}/health", headers=headers).status_code != 204
+    assert httpx.get(f"{daemon.url}/health", headers={**headers, "Host": "evil.example"}).status_code != 204
+
+
+@pytest.mark.parametrize("path", ["/init", "/freeze", "/unfreeze", "/collapse", "/fsfreeze", "/fsthaw", "/upgrade"])
+def test_what_e2b_keeps_to_itself_is_not_there(envd: httpx.Client, path: str) -> None:
+    answer = envd.post(path, json={})
+    assert answer.status_code == 404
+    assert _is_error(answer)
+
+
+# ── what is not served ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("method", "path"), NOT_SERVED)
+def test_what_is_not_served_says_so(api: httpx.Client, method: str, path: str) -> None:
+    answer = api.request(method, path, json={} if method in ("POST", "PATCH") else None)
+    assert answer.status_code in (404, 405, 501)
+    assert _is_error(answer)
+
+
+def test_another_port_of_a_sandbox_is_not_open(envd: httpx.Client) -> None:
+    answer = envd.get("/", headers={"E2b-Sandbox-Port": "49999"})
+    assert answer.status_code == 502
+    assert "port is not open" in answer.json()["message"]
+
+
+def test_a_sandbox_that_is_not_there_is_not_found(envd: httpx.Client) -> None:
+    for sandbox_id in ("i" + "0" * 19, "X", "../.."):
+        answer = envd.get("/health", headers={"E2b-Sandbox-Id": sandbox_id})
+        assert answer.status_code == 502
+        assert answer.json()["message"] == "The sandbox was not found"
+
+
+def test_methods_of_the_services_that_do_not_exist_are_unimplemented(envd: httpx.Client) -> None:
+    answer = envd.post("/process.Process/Nothing", json={})
+    assert answer.status_code == 501
+    assert answer.json()["code"] == "unimplemented"
+
+
+# ── bad input ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_leaf = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=20)
+_json = st.recursive(_leaf, lambda of: st.lists(of, max_size=4) | st.dictionaries(st.text(max_size=8), of, max_size=4))
+_fields = [
+    "templateID",
+    "timeout",
+    "autoPause",
+    "autoResume",
+    "allow_internet_access",
+    "metadata",
+    "envVars",
+    "network",
+    "volumeMounts",
+    "iam",
+    "memory",
+    "duration",
+    "count",
+    "name",
+    "allowOut",
+    "denyOut",
+    "allowPublicTraffic",
+    "path",
+    "source",
+    "destination",
+    "depth",
+    "recursive",
+    "includeEntry",
+    "watcherId",
+    "process",
+    "input",
+    "signal",
+    "pty",
+    "tag",
+    "stdin",
+    "data",
+    "start",
+    "selector",
+]
+_body = st.one_of(
+    st.dictionaries(st.sampled_from(_fields), _json, max_size=6).map(lambda it: json.dumps(it).encode()),
+    _json.map(lambda it: json.dumps(it).encode()),
+    st.binary(max_size=60),
+)
+_UNARY = [
+    method for method in proto.REQUESTS if method.split("/")[1] not in ("Start", "Connect", "StreamInput", "WatchDir")
+]
+_STREAMS = [method for method in proto.REQUESTS if method not in _UNARY]
+_settings = settings(
+    max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
+)
+
+
+@_settings
+@given(st.sampled_from([path for method, path in CONTROL if method in ("POST", "PUT")]), _body)
+def test_no_body_breaks_the_control_plane(
+    unreal_api: httpx.Client, unreal_sandbox: dict[str, str], path: str, body: bytes
+) -> None:
+    method = "PUT" if path.endswith("network") else "POST"
+    answer = unreal_api.request(method, path.replace("ID", "i" + "0" * 19), content=body)
+    assert answer.status_code < 500, answer.text
+    if answer.status_code == 201:
+        unreal_api.delete(f"/sandboxes/{answer.json()['sandboxID']}")
+    else:
+        assert _is_error(answer)
+    if "ID" in path and not path.endswith(("fork", "snapshots")):
+        answer = unreal_api.request(
+            method, path.replace("ID", unreal_sandbox["sandboxID"]), content=b'{"timeout":600,"x":' + body + b"}"
+        )
+        assert answer.status_code < 500, answer.text
+
+
+@_settings
+@given(
+    st.dictionaries(st.sampled_from(["limit", "nextToken", "metadata", "state", "order", "startedAfter"]), st.text())
+)
+def test_no_query_breaks_a_list(unreal_api: httpx.Client, query: dict[str, str]) -> None:
+    for path in ("/v2/sandboxes", "/snapshots"):
+        answer = unreal_api.get(path, params=query)
+        assert answer.status_code == 200 or (answer.status_code == 400 and _is_error(answer))
+
+
+@_settings
+@given(st.sampled_from(_UNARY), st.sampled_from(["json", "proto"]), _body)
+def test_no_message_breaks_a_call(unreal_envd: httpx.Client, method: str, kind: str, body: bytes) -> None:
+    answer = unreal_envd.post(f"/{method}", content=body, headers={"Content-Type": f"application/{kind}"})
+    assert answer.status_code < 500 or answer.json()["code"] == "unimplemented", answer.text
+    if answer.status_code >= 300:
+        assert answer.json()["code"]
+
+
+@_settings
+@given(
+    st.sampled_from(_STREAMS),
+    st.sampled_from(["json", "proto"]),
+    st.one_of(st.binary(max_size=40), _body),
+    st.booleans(),
+)
+def test_no_message_breaks_a_stream(
+    unreal_envd: httpx.Client, method: str, kind: str, body: bytes, framed: bool
+) -> None:
+    content = struct.pack(">BI", 0, len(body)) + body if framed else body
+    headers = {"Content-Type": f"application/connect+{kind}", "Connect-Timeout-Ms": "300"}
+    answer = unreal_envd.post(f"/{method}", content=content, headers=headers)
+    assert answer.status_code == 200, answer.text
+    last = None
+    rest = answer.content
+    while rest:
+        flags, length = struct.unpack_from(">BI", rest)
+        last, rest = (flags, rest[5 : 5 + length]), rest[5 + length :]
+    assert last is not None
+    assert last[0] == 2
+    assert json.loads(last[1]).keys() <= {"error"}
+
+
+@_settings
+@given(
+    st.sampled_from(["multipart/form-data", "multipart/form-data; boundary=x", "application/octet-stream", ""]),
+    st.binary(),
+)
+def test_no_upload_breaks_the_files(unreal_envd: httpx.Client, kind: str, body: bytes) -> None:
+    for gzip in ({}, {"Content-Encoding": "gzip"}):
+        answer = unreal_envd.post(
+            "/files", params={"path": "/tmp/x"}, content=body, headers={"Content-Type": kind, **gzip}
+        )
+        assert answer.status_code == 200 or (answer.status_code < 500 and _is_error(answer)), answer.text
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_break_the_decoder(data: bytes) -> None:
+    for schema in proto.REQUESTS.values():
+        with contextlib.suppress(proto.Malformed):
+            assert isinstance(proto.decode(schema, data), dict)
+
+
+# ── binary protobuf ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_call_in_binary_says_what_it_says_in_json(envd: httpx.Client) -> None:
+    schema = proto.ANSWERS["filesystem.Filesystem/Stat"]
+    body = proto.encode(proto.REQUESTS["filesystem.Filesystem/Stat"], {"path": "/etc/passwd"})
+    binary = envd.post("/filesystem.Filesystem/Stat", content=body, headers={"Content-Type": "application/proto"})
+    assert binary.headers["content-type"] == "application/proto"
+    plain = envd.post("/filesystem.Filesystem/Stat", json={"path": "/etc/passwd"}).json()
+    found = proto.decode(schema, binary.content)["entry"]
+    assert {name: found[name] for name in ("name", "type", "path", "size", "mode", "owner")} == {
+        name: plain["entry"][name] for name in ("name", "type", "path", "size", "mode", "owner")
+    }
+
+
+def test_a_process_in_binary_tells_its_output_and_its_end(envd: httpx.Client) -> None:
+    wanted = {"process": {"cmd": "/bin/sh", "args": ["-c", "echo $WHO; exit 3"], "envs": {"WHO": "me"}}}
+    body = proto.encode(proto.REQUESTS["process.Process/Start"], wanted)
+    answer = envd.post(
+        "/process.Process/Start",
+        content=struct.pack(">BI", 0, len(body)) + body,
+        headers={"Content-Type": "application/connect+proto"},
+    )
+    events, rest = [], answer.content
+    while rest:
+        flags, length = struct.unpack_from(">BI", rest)
+        if flags == 0:
+            events.append(proto.decode(proto.ANSWERS["process.Process/Start"], rest[5 : 5 + length])["event"])
+        rest = rest[5 + length :]
+    assert events[0]["start"]["pid"] > 0
+    assert base64.b64decode(events[1]["data"]["stdout"]) == b"me\n"
+    assert events[-1]["end"]["exitCode"] == 3
+
+
+@given(
+    st.dictionaries(st.text(string.ascii_letters, max_size=9), st.text(), max_size=4),
+    st.text(min_size=1),
+    st.booleans(),
+)
+def test_a_message_survives_the_way_to_binary_and_back(envs: dict[str, str], cmd: str, stdin: bool) -> None:
+    schema = proto.REQUESTS["process.Process/Start"]
+    message = {"process": {"cmd": cmd, **({"envs": envs} if envs else {})}, "stdin": stdin}
+    assert proto.decode(schema, proto.encode(schema, message)) == message

@@ -1,0 +1,264 @@
+"""Builds against the real API: the cache, one build for many, failures, logs that are followed and read again.
+
+Machines are agents on this host, so steps are real commands; they write below the test's own directory.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from forkyard import BuildFailed, BuildNotFound, Forkyard, InvalidRequest, Spec
+
+from .sdk_daemon import Daemon, running_daemon
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with running_daemon() as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def fy(daemon: Daemon) -> Iterator[Forkyard]:
+    with Forkyard(socket=daemon.socket, key_file=daemon.key_file) as client:
+        yield client
+
+
+@pytest.fixture
+def clean(fy: Forkyard) -> Iterator[None]:
+    yield
+    for sandbox in fy.sandboxes.list():
+        sandbox.delete()
+    fy.builds.prune()
+
+
+@pytest.fixture
+def done(tmp_path: Path, clean: None) -> Path:
+    """What steps have done, a line each."""
+    return tmp_path / "done"
+
+
+def note(done: Path, word: str) -> str:
+    return f"echo {word} >> {done}"
+
+
+def words(done: Path) -> list[str]:
+    return done.read_text().split() if done.exists() else []
+
+
+def until(condition: object) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_layers_are_built_once_and_an_unchanged_prefix_is_reused(fy: Forkyard, done: Path) -> None:
+    prefix = Spec().run(note(done, "one")).layer().run(note(done, "two")).layer()
+    first = fy.builds.create(prefix.run(note(done, "three"))).wait()
+    assert [layer.cached for layer in first.layers] == [False, False, False]
+    assert words(done) == ["one", "two", "three"]
+    second = fy.builds.create(prefix.run(note(done, "four"))).wait()
+    assert [layer.cached for layer in second.layers] == [True, True, False]
+    assert words(done) == ["one", "two", "three", "four"]
+    third = fy.builds.create(prefix.run(note(done, "four"))).wait()
+    assert third.snapshot_id == second.snapshot_id
+    assert words(done) == ["one", "two", "three", "four"]
+    assert not fy.sandboxes.list(), "a machine of a build was left"
+
+
+def test_a_sandbox_of_a_spec_is_built_first_and_restored_later(fy: Forkyard, done: Path) -> None:
+    spec = Spec().run(note(done, "built")).env(COLOUR="green")
+    first, second = (fy.sandboxes.create(spec=spec) for _ in range(2))
+    assert words(done) == ["built"]
+    assert first.info.snapshot_id == second.info.snapshot_id is not None
+    assert second.exec("echo $COLOUR").stdout == "green\n"
+
+
+def test_the_network_of_a_build_is_not_that_of_its_sandboxes(fy: Forkyard, done: Path) -> None:
+    spec = Spec().run(note(done, "built"))
+    fy.builds.create(spec, network="unrestricted").wait()
+    assert fy.sandboxes.create(spec=spec).info.network.egress.preset == "coding"
+    assert fy.sandboxes.create(spec=spec, network="none").info.network.egress.preset == "none"
+
+
+def test_concurrent_builds_of_one_spec_build_it_once(fy: Forkyard, done: Path) -> None:
+    spec = Spec().run(f"sleep 0.3; {note(done, 'slow')}").layer().run(note(done, "rest"))
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda _: fy.builds.create(spec).wait(), range(4)))
+    assert words(done) == ["slow", "rest"]
+    assert len({info.snapshot_id for info in made}) == 1
+
+
+def test_steps_have_the_environment_directory_and_files_of_those_before(
+    fy: Forkyard, done: Path, tmp_path: Path
+) -> None:
+    spec = (
+        Spec()
+        .workdir(str(tmp_path / "work"))
+        .env(WORD="hello")
+        .layer()
+        .files({"a.txt": "text", "b.bin": b"\xff\x00", "run.sh": {"content": "#!/bin/sh\necho ran", "mode": 0o755}})
+        .run(f"echo $WORD $(cat a.txt) $(wc -c < b.bin) $(./run.sh) $PWD > {done}")
+    )
+    fy.builds.create(spec).wait()
+    assert words(done) == ["hello", "text", "2", "ran", str(tmp_path / "work")]
+
+
+def test_a_clone_of_a_repository_is_a_step(fy: Forkyard, daemon: Daemon, done: Path, tmp_path: Path) -> None:
+    repo = fy.git.create("app-of-a-spec", visibility="public")
+    repo.commit("first", {"README.md": "made here"})
+    spec = Spec().git(f"{daemon.url}/git/app-of-a-spec.git", str(tmp_path / "repo"), "main")
+    fy.builds.create(spec).wait()
+    assert (tmp_path / "repo" / "README.md").read_text() == "made here"
+    with pytest.raises(BuildFailed) as failed:
+        fy.builds.create(Spec().git(f"{daemon.url}/git/none.git", str(tmp_path / "none"))).wait()
+    assert failed.value.details["exit_code"] == 128
+
+
+def test_a_failed_step_is_diagnosed_and_leaves_a_machine_to_look_at(fy: Forkyard, done: Path) -> None:
+    spec = Spec().run(note(done, "fine")).layer().run("true").run("echo broken >&2; exit 7")
+    build = fy.builds.create(spec)
+    with pytest.raises(BuildFailed, match="exited with 7") as failed:
+        build.wait()
+    details = failed.value.details
+    assert (details["layer"], details["step"], details["exit_code"], details["log"]) == (1, 3, 7, "broken\n")
+    debug = fy.sandboxes.create(snapshot=str(details["debug_snapshot_id"]))
+    assert debug.exec("true").exit_code == 0
+    debug.delete()
+    assert not fy.sandboxes.list(), "a machine of a build was left"
+    with pytest.raises(BuildFailed):
+        fy.sandboxes.create(spec=spec)
+    assert words(done) == ["fine"], "the layer before the failure is kept"
+    for build in fy.builds.list():
+        build.delete()
+    assert not fy.snapshots.list() or all(snapshot.id != debug.info.snapshot_id for snapshot in fy.snapshots.list())
+
+
+def test_a_build_that_never_gets_ready_is_ended(fy: Forkyard, done: Path) -> None:
+    with pytest.raises(BuildFailed, match="was not done within 1 s"):
+        fy.builds.create(Spec().wait_for("false", timeout_s=1, interval_s=0.1)).wait()
+
+
+def test_a_build_goes_on_without_its_client_and_is_followed_again(fy: Forkyard, daemon: Daemon, done: Path) -> None:
+    go_on = done.with_name("go-on")
+    build = fy.builds.create(Spec().run(f"echo begun; until [ -e {go_on} ]; do sleep 0.05; done; echo ended"))
+    seen: list[str] = []
+    events: list[str] = []
+
+    def follow() -> None:
+        for event in fy.builds.get(build.id).logs(follow=True):
+            events.append(event.type)
+            seen.append(getattr(event, "text", "") if event.type == "output" else "")
+
+    following = threading.Thread(target=follow)
+    following.start()
+    until(lambda: "begun\n" in "".join(seen))
+    daemon.break_connections()
+    assert fy.builds.get(build.id).info.state == "running"
+    go_on.touch()
+    following.join(20)
+    assert "".join(seen) == "begun\nended\n", "nothing twice, nothing missing"
+    assert events[-1] == "end"
+    assert [event.type for event in build.logs()][-1] == "end"
+    assert build.refresh().state == "succeeded"
+
+
+def test_a_build_that_is_deleted_ends_and_leaves_nothing(fy: Forkyard, done: Path) -> None:
+    build = fy.builds.create(Spec().run(f"{note(done, 'begun')}; sleep 60"))
+    until(lambda: words(done))
+    build.delete()
+    with pytest.raises(BuildNotFound):
+        build.refresh()
+    until(lambda: not fy.sandboxes.list())
+
+
+def test_skip_cache_and_a_discriminator_build_anew(fy: Forkyard, done: Path) -> None:
+    spec = Spec().run(note(done, "built"))
+    first = fy.builds.create(spec).wait()
+    again = fy.builds.create(spec, skip_cache=True).wait()
+    assert first.snapshot_id != again.snapshot_id == fy.builds.create(spec).wait().snapshot_id
+    fy.builds.create(spec.discriminator("other")).wait()
+    assert words(done) == ["built"] * 3
+
+
+def test_explain_says_what_has_changed(fy: Forkyard, done: Path) -> None:
+    prefix = Spec().run(note(done, "a")).layer()
+    assert [layer.cached for layer in fy.builds.explain(prefix.run("true"))] == [False, False]
+    fy.builds.create(prefix.run("true")).wait()
+    hit, miss = fy.builds.explain(prefix.run("echo other"))
+    assert hit.cached
+    assert not miss.cached
+    assert miss.reason == "step 2 is `run echo other`, and was `run true`"
+    assert words(done) == ["a"]
+
+
+def test_a_layer_whose_snapshot_was_deleted_is_built_again(fy: Forkyard, done: Path) -> None:
+    spec = Spec().run(note(done, "built"))
+    info = fy.builds.create(spec).wait()
+    fy.snapshots.delete(str(info.snapshot_id))
+    (layer,) = fy.builds.explain(spec)
+    assert (layer.cached, layer.reason) == (False, "it was built before, and evicted or deleted since")
+    fy.sandboxes.create(spec=spec)
+    assert words(done) == ["built", "built"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "path"),
+    [
+        ({"steps": [{"run": {"command": "x", "comand": "y"}}]}, "body.spec.steps.0.run.comand"),
+        ({"stepz": []}, "body.spec.stepz"),
+        ({"steps": [{"service": {"name": "A b", "exec": "x"}}]}, "body.spec.steps.0.service.name"),
+    ],
+)
+def test_a_mistake_is_named_by_its_path(daemon: Daemon, spec: dict[str, object], path: str) -> None:
+    import httpx
+
+    answer = httpx.post(
+        f"{daemon.url}/api/v1/builds", json={"spec": spec}, headers={"X-API-Key": daemon.key}, trust_env=False
+    )
+    assert answer.status_code == 422
+    assert path in [error["field"] for error in answer.json()["details"]["errors"]]
+
+
+def test_an_unknown_base_and_a_second_size_are_refused(fy: Forkyard) -> None:
+    with pytest.raises(InvalidRequest, match="no base 'plan9'"):
+        fy.builds.create(Spec().base("plan9"))
+    with pytest.raises(InvalidRequest, match="leave it out"):
+        fy.sandboxes.create(spec=Spec(), vcpus=2)
+
+
+def test_the_command_line_builds_explains_and_creates(daemon: Daemon, fy: Forkyard, done: Path, tmp_path: Path) -> None:
+    file = tmp_path / "forkyard.yaml"
+    (tmp_path / "local.txt").write_text("from here")
+    file.write_text(
+        f"steps:\n- files: {{{tmp_path}/there.txt: {{from: local.txt}}}}\n- layer\n"
+        f"- run: cat {tmp_path}/there.txt; {note(done, 'ran')}\n"
+    )
+    explained = daemon.cli("build", "-f", str(file), "--explain")
+    assert explained.stdout.count("miss") == 2, explained.stderr
+    built = daemon.cli("build", "-f", str(file))
+    assert built.returncode == 0, built.stderr
+    assert "from here" in built.stderr
+    assert built.stdout.startswith("sc-")
+    info = json.loads(daemon.cli("build", "-f", str(file), "--json").stdout)
+    assert [layer["cached"] for layer in info["layers"]] == [True, True]
+    created = daemon.cli("create", "-f", str(file), "--json")
+    assert json.loads(created.stdout)["snapshot_id"] == built.stdout.strip(), created.stderr
+    assert words(done) == ["ran"]
+    listed = json.loads(daemon.cli("builds", "ls", "--json").stdout)
+    assert info["id"] in {build["id"] for build in listed}
+    assert '"end"' in daemon.cli("builds", "logs", info["id"], "--json").stdout
+    assert daemon.cli("builds", "rm", info["id"]).returncode == 0
+    file.write_text("steps: [{run: 'exit 3'}]")
+    failed = daemon.cli("build", "-f", str(file))
+    assert failed.returncode == 1
+    assert "exited with 3" in failed.stderr
+    assert "forkyard create --snapshot sc-" in failed.stderr

@@ -1,0 +1,166 @@
+"""Specs: the model, the builder, what makes a layer the same, and the words for why it is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from forkyard import InvalidRequest, Spec
+from forkyard.builds.layers import layers_of, why_missing
+from forkyard.control import units
+from forkyard.models.specs import Service, start_order
+from forkyard.models.specs import Spec as SpecModel
+
+
+def keys(spec: Spec, template: str = "t") -> list[str]:
+    return [layer.key for layer in layers_of(spec.model(), template)]
+
+
+def test_a_spec_is_a_value_and_every_call_gives_a_new_one() -> None:
+    first = Spec().run("a")
+    second = first.run("b")
+    assert len(first.model().steps) == 1
+    assert len(second.model().steps) == 2
+    assert first == Spec().run("a") != second
+
+
+def test_yaml_and_the_builder_say_the_same() -> None:
+    text = """
+    size: {vcpus: 2, memory_mib: 1024}
+    steps:
+    - apt: [ripgrep]
+    - git: {url: "https://example.com/a.git", path: /repo, rev: main}
+    - layer
+    - run: npm ci
+    - env: {PORT: "3000"}
+    - service: {name: web, exec: npm run dev, ready: curl -sf localhost:3000, restart: on-failure}
+    - wait_for: curl -sf localhost:3000
+    """
+    built = (
+        Spec()
+        .size(vcpus=2, memory_mib=1024)
+        .apt("ripgrep")
+        .git("https://example.com/a.git", "/repo", "main")
+        .layer()
+        .run("npm ci")
+        .env(PORT="3000")
+        .service("web", "npm run dev", ready="curl -sf localhost:3000", restart="on-failure")
+        .wait_for("curl -sf localhost:3000")
+    )
+    assert Spec.parse(text) == built
+    assert Spec(**built.to_dict()) == built
+    assert SpecModel.model_validate(built.model().model_dump(mode="json")) == built.model()
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"steps": [{"run": {"comand": "x"}}]}, "steps.0.run.comand"),
+        ({"steps": [{"run": "a", "apt": ["b"]}]}, "has apt and run"),
+        ({"steps": [{}]}, "is empty"),
+        ({"steps": [{"git": {"url": "https://me:secret@example.com/a"}}]}, "credential"),
+        ({"steps": [{"git": {"url": "https://example.com/a", "rev": "--upload-pack=x"}}]}, "does not begin"),
+        ({"steps": [{"files": {"/a": {"content": "?", "encoding": "base64"}}}]}, "not base64"),
+        ({"steps": [{"run": "a\0b"}]}, "NUL"),
+        ({"steps": [{"workdir": "/a\nUser=root"}]}, "control character"),
+        ({"steps": [{"install": "what.lock"}]}, "no lockfile"),
+        ({"steps": [{"service": {"name": "a", "exec": "x"}}, {"service": {"name": "a", "exec": "y"}}]}, "two services"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(spec: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said.replace(".", r"\.")):
+        Spec(**spec).model()
+
+
+def test_services_that_wait_for_each_other_are_refused() -> None:
+    circle = [Service(name="a", exec="x", after=["b"]), Service(name="b", exec="x", requires=["a.service"])]
+    with pytest.raises(ValidationError, match="circle"):
+        SpecModel.model_validate({"steps": [{"service": one} for one in circle]})
+
+
+def test_services_start_after_those_they_need() -> None:
+    services = [Service(name="web", exec="x", requires=["db"], after=["network.target"]), Service(name="db", exec="x")]
+    assert [service.name for service in start_order(services)] == ["db", "web"]
+
+
+def test_a_change_gives_its_layer_and_all_later_ones_another_key() -> None:
+    spec = Spec().run("a").layer().run("b").layer().run("c")
+    assert keys(spec) == keys(Spec().run("a").layer().run("b").layer().run("c"))
+    changed = keys(Spec().run("a").layer().run("B").layer().run("c"))
+    assert [one == other for one, other in zip(keys(spec), changed, strict=True)] == [True, False, False]
+    for other in (spec.size(vcpus=2), spec.discriminator("x"), spec.base("other")):
+        assert set(keys(other)).isdisjoint(keys(spec))
+    assert set(keys(spec, "another template")).isdisjoint(keys(spec))
+
+
+def test_saying_a_default_changes_no_key() -> None:
+    assert keys(Spec(steps=[{"run": "a"}])) == keys(Spec(steps=[{"run": {"command": "a", "timeout_s": 3600}}]))
+
+
+def test_layers_without_steps_are_none() -> None:
+    assert len(keys(Spec().layer().run("a").layer().layer())) == 1
+    assert len(keys(Spec())) == 1
+
+
+def test_an_install_is_keyed_by_its_lockfile_and_manifest(tmp_path: Path) -> None:
+    lockfile = tmp_path / "package-lock.json"
+    lockfile.write_text("{}")
+    (tmp_path / "package.json").write_text('{"name": "a"}')
+    before = Spec().install(lockfile)
+    assert before == Spec.parse("steps: [{install: package-lock.json}]", tmp_path)
+    assert set(before.model().steps[0].install.files) == {"package-lock.json", "package.json"}  # type: ignore[union-attr]
+    (tmp_path / "unrelated.txt").write_text("x")
+    assert keys(Spec().install(lockfile)) == keys(before)
+    lockfile.write_text('{"lockfileVersion": 3}')
+    assert keys(Spec().install(lockfile)) != keys(before)
+
+
+def test_local_files_and_directories_travel_with_the_spec(tmp_path: Path) -> None:
+    (tmp_path / "app" / "bin").mkdir(parents=True)
+    (tmp_path / "app" / "bin" / "run").write_bytes(b"#!/bin/sh\n")
+    (tmp_path / "app" / "bin" / "run").chmod(0o755)
+    (tmp_path / "app" / "logo").write_bytes(b"\xff\xfe")
+    files = Spec.parse("steps: [{files: {/app: {from: app}}}]", tmp_path).model().steps[0].files
+    assert files is not None
+    assert files["/app/bin/run"].mode == 0o755
+    assert files["/app/logo"].data() == b"\xff\xfe"
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        Spec.parse("steps: [{files: {/app: {from: none}}}]", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("now", "reason"),
+    [
+        (Spec().run("a").run("c"), "step 1 is `run c`, and was `run b`"),
+        (Spec().run("a").run("b").run("c"), "step 2 (run c) is new"),
+        (Spec().run("a"), "step 1 (run b) is gone"),
+        (Spec().run("a").run("b").discriminator("x"), "discriminator is `x`, and was ``"),
+        (Spec().run("a").run("b"), "it was built before, and evicted or deleted since"),
+    ],
+)
+def test_a_miss_names_the_first_difference_to_the_nearest_layer(now: Spec, reason: str) -> None:
+    kept = [
+        (layer.parent_key, [one.to_json() for one in layer.inputs])
+        for spec in (Spec().run("x").run("y"), Spec().run("a").run("b"))
+        for layer in layers_of(spec.model(), "t")
+    ]
+    (layer,) = layers_of(now.model(), "t")
+    assert why_missing(layer, kept, parent_cached=True) == reason
+
+
+def test_a_file_with_other_content_is_named_without_it() -> None:
+    (old,), (new,) = (layers_of(Spec().files({"/a": text}).model(), "t") for text in ("one", "two"))
+    kept = [(old.parent_key, [one.to_json() for one in old.inputs])]
+    assert why_missing(new, kept, parent_cached=True) == "step 0 (files /a) has other content"
+
+
+def test_a_unit_holds_what_was_asked_for() -> None:
+    service = Service(name="web", exec="run me", env={"A": 'x "50%" \\ \n'}, user="user", watchdog_s=5, after=["db"])
+    text = units.unit(service)
+    assert units.asked(text) == service
+    assert 'Environment="A=x \\"50%%\\" \\\\ \\n"' in text.splitlines()
+    assert "After=db.service" in text.splitlines()
+    assert units.asked("[Unit]\n[X-Forkyard]\nService={not json") is None
