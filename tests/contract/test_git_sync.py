@@ -220,6 +220,19 @@ def test_history_that_was_rewritten_is_never_forced_on_the_other_side(here: GitY
     assert refs(here, "force")["refs/heads/main"] == other
 
 
+def test_a_name_in_the_way_of_another_holds_up_nothing_else(here: GitYard, there: GitYard) -> None:
+    here.repo("in-the-way", source=FILES)
+    there.repo("in-the-way", source=FILES)
+    commit(here, "in-the-way", "a", branch="x", start="main")
+    commit(there, "in-the-way", "b", branch="x/y", start="main")
+    fine = commit(there, "in-the-way", "c", branch="fine", start="main")
+    remote(here, there, "in-the-way", direction="in")
+    states = {state["ref"]: state for state in sync(here, "in-the-way")["refs"]}
+    assert refs(here, "in-the-way")["refs/heads/fine"] == fine
+    assert (states["refs/heads/x/y"]["state"], states["refs/heads/x"]["state"]) == ("behind", "ahead")
+    assert "in its way" in states["refs/heads/x/y"]["detail"]
+
+
 def test_hooks_bring_changes_at_once_and_nothing_goes_round_in_circles(here: GitYard, there: GitYard) -> None:
     mine = here.repo("loop")
     there.repo("loop", source=FILES)

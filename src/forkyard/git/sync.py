@@ -20,7 +20,7 @@ from urllib.parse import quote, urlsplit
 import structlog
 
 from forkyard.control.secrets import Secrets
-from forkyard.errors import ForkyardError, InvalidRequest, NotFound, RefConflict, Unauthenticated
+from forkyard.errors import ForkyardError, InvalidRequest, NotFound, Unauthenticated
 from forkyard.git.exchange import Access, Exchange
 from forkyard.git.globs import any_matches
 from forkyard.git.imports import checked_url
@@ -278,14 +278,22 @@ class Sync:
         rows = [row for row in states.values() if row.state == "behind" and row.detail is None]
         if not rows:
             return []
+        # Deletions first: `a` must be gone before there can be `a/b`.
+        rows.sort(key=lambda row: row.remote_sha is not None)
         changes = [RefChange(row.ref, row.local_sha or NO_SHA, row.remote_sha or NO_SHA) for row in rows]
         async with self._repositories.writing(repo):
             if not await self._exchange.moved(repo.path, changes):
-                raise RefConflict("refs were changed here during the sync; it is tried again")
-        await self._repositories.changed(repo, changes, _signature(remote.name))
+                changes = [change for change in changes if await self._exchange.moved(repo.path, [change])]
+        done = {change.ref for change in changes}
+        if done:
+            await self._repositories.changed(repo, changes, _signature(remote.name))
         for row in rows:
-            states[row.ref] = replace(row, state="in_step", local_sha=row.remote_sha, agreed_sha=row.remote_sha)
-        return [row.ref for row in rows]
+            if row.ref in done:
+                states[row.ref] = replace(row, state="in_step", local_sha=row.remote_sha, agreed_sha=row.remote_sha)
+            else:
+                why = "it cannot be written here: it has moved meanwhile, or another name is in its way"
+                states[row.ref] = replace(row, detail=why)
+        return [row.ref for row in rows if row.ref in done]
 
     async def _pushed(self, access: Access, states: dict[str, RemoteRef]) -> Sequence[str]:
         rows = [row for row in states.values() if row.state == "ahead" and row.detail is None]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets as random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -145,7 +145,7 @@ class Triggers:
 
     def _refuse_bad(self, action: Action) -> None:
         """What can be said now; the rest is seen when it is used."""
-        if "\0" in action.model_dump_json() or "\\u0000" in action.model_dump_json():
+        if any("\0" in text for text in _texts(action.model_dump())):
             raise InvalidRequest("the action holds a NUL, which no program and no header can be given", field="action")
         if not isinstance(action, WebhookAction):
             return
@@ -358,6 +358,17 @@ def event_for(trigger: TriggerRecord, change: RefChange) -> EventKind | None:
     if globs and not any_matches(globs, name):
         return None
     return next((kind for kind in kinds if kind in trigger.events), None)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
 
 
 def _shown(action: Action) -> dict[str, Any]:
