@@ -45,6 +45,9 @@ _TCG_GUEST = (
     "norandmaps",
     # Against faults of real processors that an emulated one does not have.
     "mitigations=off",
+    # Code that runs at every start of a program or switch between two and is of no use here: security modules without a
+    # policy, auditing without rules, statistics that nobody reads.
+    *("lsm=landlock,yama", "audit=0", "psi=0", "cgroup.memory=nokmem,nosocket", "nowatchdog"),
 )
 
 
