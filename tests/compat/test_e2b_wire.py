@@ -267,7 +267,7 @@ _UNARY = [
 ]
 _STREAMS = [method for method in proto.REQUESTS if method not in _UNARY]
 _settings = settings(
-    max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
 )
 
 

@@ -85,7 +85,7 @@ def test_a_sandbox_of_a_spec_is_built_first_and_restored_later(fy: Forkyard, dae
 
 def test_the_network_of_a_build_is_not_that_of_its_sandboxes(fy: Forkyard, done: Path) -> None:
     spec = Spec().run(note(done, "built"))
-    fy.builds.create(spec, network="unrestricted").wait()
+    fy.builds.create(spec, network="open").wait()
     assert fy.sandboxes.create(spec=spec).info.network.egress.preset == "coding"
     assert fy.sandboxes.create(spec=spec, network="none").info.network.egress.preset == "none"
 

@@ -58,7 +58,9 @@ def ls(app: App, sandbox_id: str) -> None:
 @click.option("--after", multiple=True, help="A service to wait for. May be repeated.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until it is ready.")
 @pass_app
-def add(app: App, sandbox_id: str, name: str, exec: str, no_wait: bool, after: tuple[str, ...], **options: Any) -> None:
+def add(
+    app: App, /, sandbox_id: str, name: str, exec: str, no_wait: bool, after: tuple[str, ...], **options: Any
+) -> None:
     """Start a service, and wait until it is ready. One of the same name is replaced."""
     request = given(options)
     if after:
