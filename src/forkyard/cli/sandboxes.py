@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     help="A spec, such as forkyard.yaml; built first if need be (see build).",
 )
 @click.option("--idle-timeout", "idle_timeout_s", type=seconds, help="Sleeps when idle for this long. Default: 5m.")
-@click.option("--ttl", "ttl_s", type=seconds, help="Deleted this long after its creation. Default: never.")
+@click.option("--ttl", "ttl_s", type=seconds, help="Ends this long after its creation. Default: never.")
+@click.option("--on-ttl", type=click.Choice(["delete", "pause"]), help="What happens at the end of its ttl.")
 @click.option(
     "--persistence",
     type=PERSISTENCE,

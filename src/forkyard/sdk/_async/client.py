@@ -22,6 +22,7 @@ from forkyard.models import (
     KeyCreated,
     KeyFormat,
     KeyInfo,
+    OnTtl,
     Page,
     Persistence,
     SandboxInfo,
@@ -132,6 +133,7 @@ class AsyncSandboxes:
         spec: Spec | Mapping[str, Any] | None = None,
         idle_timeout_s: float | None = 300.0,
         ttl_s: float | None = None,
+        on_ttl: OnTtl = "delete",
         persistence: Persistence = "sticky",
         priority: int = 5,
         checkpoint_every_s: float | None = None,
@@ -148,7 +150,7 @@ class AsyncSandboxes:
         `env` is set for every command in it. With a `snapshot` (the object, its id or its name) it goes on from there,
         processes and all, in the shape of the snapshot. A `spec` is built in layers first, once; later creates start from
         the last one, with its services running. After `idle_timeout_s` without activity it goes to sleep, and
-        the next call wakes it (None: never); after `ttl_s` it is deleted. `persistence`: `ephemeral` is deleted when it
+        the next call wakes it (None: never); after `ttl_s` it is deleted, or paused (`on_ttl`). `persistence`: `ephemeral` is deleted when it
         pauses or stops; of the `sticky` ones the lowest `priority` gives way when the disk is full; `persistent` never
         does. `checkpoint_every_s` takes a snapshot that often and keeps the last `checkpoints_kept`.
 
@@ -172,6 +174,7 @@ class AsyncSandboxes:
             spec=None if spec is None else checked(spec),
             idle_timeout_s=idle_timeout_s,
             ttl_s=ttl_s,
+            on_ttl=on_ttl,
             persistence=persistence,
             priority=priority,
             checkpoint_every_s=checkpoint_every_s,

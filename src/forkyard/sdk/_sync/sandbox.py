@@ -12,6 +12,7 @@ from forkyard.lifecycle import State
 from forkyard.models import (
     ExecInfo,
     ForkResult,
+    OnTtl,
     Page,
     Persistence,
     SandboxInfo,
@@ -209,6 +210,7 @@ class Sandbox:
         labels: Mapping[str, str] | Unchanged = UNCHANGED,
         idle_timeout_s: float | Unchanged | None = UNCHANGED,
         ttl_s: float | Unchanged | None = UNCHANGED,
+        on_ttl: OnTtl | Unchanged = UNCHANGED,
         persistence: Persistence | Unchanged = UNCHANGED,
         priority: int | Unchanged = UNCHANGED,
         checkpoint_every_s: float | Unchanged | None = UNCHANGED,
@@ -223,6 +225,7 @@ class Sandbox:
             labels=labels if isinstance(labels, Unchanged) else dict(labels),
             idle_timeout_s=idle_timeout_s,
             ttl_s=ttl_s,
+            on_ttl=on_ttl,
             persistence=persistence,
             priority=priority,
             checkpoint_every_s=checkpoint_every_s,
