@@ -431,6 +431,20 @@ async def test_a_ttl_deletes_whatever_its_state(
     assert host.world.machines == {}
 
 
+async def test_a_ttl_may_pause_instead_and_a_new_one_begins_anew(control: ControlPlane, clock: Clock) -> None:
+    info = await made(control, ttl_s=0.02, on_ttl="pause")
+    await asyncio.sleep(0.03)
+    await after(control, clock, 0)
+    now = await control.sandboxes.get(info.id)
+    assert (now.state, now.cause) == (State.PAUSED, Cause.TTL)
+    await after(control, clock, 0)
+    assert await state(control, info.id) is State.PAUSED
+    await control.sandboxes.update(info.id, SandboxUpdate(ttl_s=100))
+    await control.sleep.resume(info.id)
+    await after(control, clock, 0)
+    assert await state(control, info.id) is State.RUNNING
+
+
 async def test_a_delete_that_failed_is_tried_again(control: ControlPlane, host: MemoryHost, clock: Clock) -> None:
     info = await made(control, persistence="ephemeral", idle_timeout_s=10)
     host.faults = FaultPlan(fail={"destroy": HostFailure("it does not go away")})

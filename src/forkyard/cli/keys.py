@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from forkyard.cli import show
 from forkyard.cli.app import App, Verb, pass_app
-from forkyard.models import KeyFormat
+
+if TYPE_CHECKING:
+    from forkyard.models import KeyFormat
 
 
 @click.group("keys")

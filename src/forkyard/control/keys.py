@@ -1,7 +1,7 @@
 """API keys: made, shown once, found again by hash.
 
-Owns: what a key looks like and who holds a valid one. A key is 256 random bits (160 in E2B's form), so its plain SHA-256 gives nothing
-away and the look-up by hash takes the same time whatever was guessed. Never does: HTTP (`api.auth`).
+Owns: what a key looks like and who holds a valid one. A key is 256 random bits (160 in E2B's form), so its plain
+SHA-256 gives nothing away and the look-up by hash takes the same time whatever was guessed. Never does: HTTP (`api.auth`).
 """
 
 from __future__ import annotations

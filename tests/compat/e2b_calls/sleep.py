@@ -5,7 +5,7 @@ from __future__ import annotations
 from registry import Yard, call, expect, until
 
 
-@call("sandbox.pause")
+@call("sandbox.pause (once beta_pause)")
 def _(y: Yard) -> None:
     pause = getattr(y.sbx, "pause", None) or y.sbx.beta_pause
     pause()
@@ -36,11 +36,12 @@ def _(y: Yard) -> None:
     assert made.kill()
 
 
-@call("Sandbox.beta_create: auto_pause")
+@call("Sandbox.create: auto_pause (once beta_create)")
 def _(y: Yard) -> None:
-    if not hasattr(y.e2b.Sandbox, "beta_create"):
-        return
-    made = y.e2b.Sandbox.beta_create(timeout=1, auto_pause=True)
+    if hasattr(y.e2b.Sandbox, "beta_create"):
+        made = y.e2b.Sandbox.beta_create(timeout=1, auto_pause=True)
+    else:
+        made = y.e2b.Sandbox.create(timeout=1, lifecycle={"on_timeout": "pause", "auto_resume": False})
     until(lambda: "paused" in str(made.get_info().state).lower(), 3.5)
     assert made.kill()
 
