@@ -118,7 +118,9 @@ async def serve(settings: Settings) -> None:
             plain, secure = sockets[:2], sockets[2:]
             names = settings.allowed_hosts.replace(",", " ").split()
             names += [settings.preview_domain] if settings.preview_domain else []
-            gateway = Gateway(create_app(control, allowed_hosts=names, hosting=hosting, builds=builds), control, api_hosts=names)
+            gateway = Gateway(
+                create_app(control, allowed_hosts=names, hosting=hosting, builds=builds), control, api_hosts=names
+            )
             control.previews.address = _address(settings, *(one.getsockname()[1] for one in (plain[0], *secure)))
             control.domains.nameservers = settings.nameservers
             front = E2b(gateway, control, api_hosts=names)

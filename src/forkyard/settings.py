@@ -122,7 +122,9 @@ class Settings(BaseSettings):
         5.0, gt=0, description="Wait before the second attempt of a webhook; each wait is three times the one before."
     )
     github_api_url: str = Field(
-        "https://api.github.com", pattern=r"^https?://\S+$", description="GitHub's REST API, for GitHub Apps and reviews."
+        "https://api.github.com",
+        pattern=r"^https?://\S+$",
+        description="GitHub's REST API, for GitHub Apps and reviews.",
     )
     extra_ca_file: Path | None = Field(
         None,
@@ -130,7 +132,9 @@ class Settings(BaseSettings):
         "looks into TLS: for secrets, record and replay; and for webhooks.",
     )
     layers_budget_gib: float | None = Field(
-        20.0, gt=0, description="What layers of specs may occupy on disk; those that were not used for longest go first."
+        20.0,
+        gt=0,
+        description="What layers of specs may occupy on disk; those that were not used for longest go first.",
     )
     retention_days: float = Field(
         30.0, gt=0, description="Deleted sandboxes and their events are remembered this long."

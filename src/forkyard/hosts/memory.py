@@ -11,7 +11,8 @@ It is strict: a verb that the state of a machine does not allow is an error, so 
 is found out. Steps that a `FaultPlan` can name are the verbs of the seam: start, create, destroy, fork, pause, cool,
 resume, power_off, boot, set_network, connect, snapshot, rollback, delete_snapshot, stored_bytes, logs, usage, checks,
 prepare; and `child.N`, the child number N (from 0) of a fork. `pause.done`, `resume.done`, `boot.done`, `rollback.done`,
-`snapshot.done` and `create.done` come when it is done and not told yet. `host.holds[step] = event` lets every caller wait at that step.
+`snapshot.done` and `create.done` come when it is done and not told yet. `host.holds[step] = event` lets every caller wait at
+that step.
 """
 
 from __future__ import annotations
