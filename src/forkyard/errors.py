@@ -17,6 +17,8 @@ rebuilds the same class from the `code`.
     │   ├── RepoNotFound
     │   ├── RevisionNotFound
     │   ├── DomainNotFound
+    │   ├── BuildNotFound
+    │   ├── ServiceNotFound
     │   └── FileMissing
     ├── Conflict
     │   ├── StateConflict         the sandbox is in a state that does not allow this
@@ -31,6 +33,8 @@ rebuilds the same class from the `code`.
     │   ├── GuestDiskFull
     │   ├── CommandNotFound
     │   ├── GitFailed             git in there did not do it; its words are in the message
+    │   ├── BuildFailed           a step of a spec failed
+    │   ├── ServiceNotReady       a unit did not come up in time
     │   ├── PortClosed            nothing listens on that port
     │   ├── BadAnswer             what listens there does not speak HTTP
     │   └── GuestUnreachable      the agent does not answer

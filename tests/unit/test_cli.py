@@ -35,9 +35,15 @@ def test_every_command_has_help_and_takes_json(name: str) -> None:
     assert command is not None
     result = CliRunner().invoke(cli, [name, "--help"])
     assert result.exit_code == 0
-    for leaf in command.commands.values() if isinstance(command, click.Group) else [command]:
+    for leaf in leaves(command):
         assert leaf.help
-        assert any("--json" in param.opts for param in leaf.params)
+        assert any("--json" in param.opts for param in leaf.params), leaf.name
+
+
+def leaves(command: click.Command) -> list[click.Command]:
+    if not isinstance(command, click.Group):
+        return [command]
+    return [leaf for below in command.commands.values() for leaf in leaves(below)]
 
 
 def test_an_unknown_command_is_a_usage_error() -> None:
