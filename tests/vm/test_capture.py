@@ -104,6 +104,7 @@ def test_a_fork_is_a_running_copy_of_memory_processes_and_disk(yard: Yard) -> No
                 "echo tmpfs > /dev/shm.txt; echo unsynced > /root/before; mount -t tmpfs t /mnt; echo m > /mnt/m",
             )
             await start(parent, "count.py", COUNT)
+            await ask(parent, "until [ -e /mnt/count ]; do sleep 0.05; done")
             snapshot = await yard.capture(parent)
             await ask(parent, "echo parent > /root/after; echo parent > /mnt/m; sync")
             async with yard.running(snapshot) as (child,):
