@@ -150,7 +150,7 @@ async def test_a_body_that_is_no_json_is_refused(world: World, content: bytes) -
 
 
 async def test_a_large_json_body_is_refused(world: World) -> None:
-    answer = await world.client.post("/sandboxes", json={"name": "x" * 2**20})
+    answer = await world.client.post("/keys", json={"name": "x" * 2**20})
     assert "larger than" in answer.json()["detail"]
 
 
