@@ -80,7 +80,8 @@ async def local_host(
 ) -> LocalHost:
     """This machine as a host. Builds the base image if it is not there: the probe of KVM boots its kernel. Without an
     `interceptor` nothing leaves its machines."""
-    presets = None if interceptor is None else asyncio.create_task(read_presets())  # beside the rest: it takes seconds
+    kept = settings.cache_dir / "registries.json"
+    presets = None if interceptor is None else asyncio.create_task(read_presets(kept))  # beside the rest
     image = await ensure_base_image(settings.cache_dir, progress)
     driver = await qemu_driver(settings, image)
     new_door = None if presets is None else doors(Outside(HostResolver(), await presets, interceptor))

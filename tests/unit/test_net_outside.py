@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import threading
 from ipaddress import IPv4Address
+from pathlib import Path
 
 import pytest
 
+from forkyard.net import presets
 from forkyard.net.presets import apt_hosts, hosts_of, npm_hosts, pip_hosts
 from forkyard.net.resolver import HostResolver
 from forkyard.net.watch import Names, is_own
@@ -111,3 +114,27 @@ def test_a_made_up_address_stays_and_is_known_by_its_name() -> None:
     address = names.make_up("a.example")
     assert names.make_up("a.example") == address != names.make_up("b.example")
     assert names.of(address) == ["a.example"]
+
+
+async def test_what_package_managers_said_is_taken_for_a_while_and_asked_again_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+
+    async def registry() -> frozenset[str]:
+        nonlocal asked
+        asked += 1
+        return frozenset({"packages.example.test"})
+
+    for name in ("_apt", "_pip", "_npm", "_cargo"):
+        monkeypatch.setattr(presets, name, registry)
+    kept = tmp_path / "registries.json"
+    assert (await presets.read_presets(kept)).registries == {"packages.example.test"}
+    assert (await presets.read_presets(kept)).registries == {"packages.example.test"}
+    assert asked == 4
+    os.utime(kept, (0, 0))
+    await presets.read_presets(kept)
+    assert asked == 8
+    kept.write_text("{")
+    await presets.read_presets(kept)
+    assert asked == 12

@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import tempfile
+import time
 import urllib.request
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -38,6 +39,10 @@ _CONFIG_BYTES = 65536
 _URL = re.compile(r"https?://[^\s'\"`<>|]+")
 
 
+#: A change of a package manager's configuration counts after this long at the latest, if the daemon is started again.
+KEPT_S = 600.0
+
+
 @dataclass(frozen=True)
 class Presets:
     """`registries` are names that this host itself gets packages from; they may be on a private network."""
@@ -48,10 +53,24 @@ class Presets:
     research_connections_per_minute: int = 600
 
 
-async def read_presets() -> Presets:
-    """Asks the package managers of this host. One that is not installed, or does not answer, adds nothing."""
-    found = await asyncio.gather(_apt(), _pip(), _npm(), _cargo())
-    return Presets(registries=frozenset().union(*found))
+async def read_presets(kept: Path | None = None) -> Presets:
+    """Asks the package managers of this host. One that is not installed, or does not answer, adds nothing. They take
+    seconds: a daemon that is started again soon takes what they said, `kept` in this file."""
+    registries = _recent(kept) if kept else None
+    if registries is None:
+        registries = frozenset[str]().union(*await asyncio.gather(_apt(), _pip(), _npm(), _cargo()))
+        if kept is not None:
+            fresh = kept.with_suffix(f".{os.getpid()}")
+            fresh.write_text(json.dumps(sorted(registries)))
+            fresh.rename(kept)
+    return Presets(registries=registries)
+
+
+def _recent(kept: Path) -> frozenset[str] | None:
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        if 0 <= time.time() - kept.stat().st_mtime < KEPT_S:
+            return frozenset(str(name) for name in json.loads(kept.read_text()))
+    return None
 
 
 def hosts_of(urls: Iterable[str]) -> frozenset[str]:
