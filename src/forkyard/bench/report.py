@@ -18,6 +18,7 @@ from forkyard.errors import InvalidRequest
 from forkyard.settings import Settings
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
+OLDER = " (earlier run)"
 
 
 def main(
@@ -120,9 +121,17 @@ def _show_peers(t0: Sample, others: Peers) -> None:
 
 
 def _write(path: Path, accel: str, t0: Sample, results: dict[str, Sample]) -> None:
+    """Figures that were not measured this time keep what they had, marked as older."""
     text = path.read_text()
     before, rest = text.split(BEGIN, 1)
-    _, after = rest.split(END, 1)
+    earlier, after = rest.split(END, 1)
+    rows = {
+        line.split("`")[1]: line.removesuffix(" |").removesuffix(OLDER) + f"{OLDER} |"
+        for line in earlier.splitlines()
+        if line.startswith("| `")
+    }
+    for name, promise, bar, measured, met in _rows(t0, results):
+        rows[name] = f"| `{name}` | {promise} | {bar} | {measured} | {met} |"
     cores = len(os.sched_getaffinity(0))
     lines = [
         BEGIN,
@@ -131,10 +140,7 @@ def _write(path: Path, accel: str, t0: Sample, results: dict[str, Sample]) -> No
         "",
         "| figure | promise | bar | measured | met |",
         "|---|---|---|---|---|",
-        *(
-            f"| `{name}` | {promise} | {bar} | {measured} | {met} |"
-            for name, promise, bar, measured, met in _rows(t0, results)
-        ),
+        *(rows[figure.name] for figure in FIGURES if figure.name in rows),
         END,
     ]
     path.write_text(before + "\n".join(lines) + after)
