@@ -355,7 +355,9 @@ def test_a_killed_daemon_finds_the_slots_of_its_machines_again(own_daemon: Daemo
         sbx = fy.sandboxes.create(network={"egress": {"preset": "none"}})
         before = slots()
         assert len(before) == 1
-        sbx.spawn("while true; do curl -m 10 -s http://203.0.113.5/; echo $?; sleep 0.2; done > /root/codes")
+        sbx.spawn(
+            "while true; do curl -m 10 -sf -o /dev/null http://203.0.113.5/; echo $?; sleep 0.2; done > /root/codes"
+        )
         own_daemon.kill()
         time.sleep(2)
         own_daemon.start()
