@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,6 @@ def batch(yard: GitYard, repo: str, operation: str, oid: str, size: int, **given
     return lfs(yard, repo, "POST", "objects/batch", json=body, **given)
 
 
-@pytest.mark.skipif(shutil.which("git-lfs") is None, reason="git-lfs is not installed")
 def test_the_real_client_uploads_downloads_and_locks(yard: GitYard) -> None:
     repo = yard.repo("large-files")
     work = yard.clone("large-files", "up")
