@@ -249,6 +249,16 @@ def word_of(daemon: Daemon, sandbox: Sandbox) -> str:
     return words.pop()
 
 
+@contextlib.contextmanager
+def cleared(daemon: Daemon) -> Iterator[Forkyard]:
+    """A client. Afterwards nothing is left for the next test to find, whether or not this one passed."""
+    with daemon.client() as fy:
+        try:
+            yield fy
+        finally:
+            clear(daemon, fy)
+
+
 def clear(daemon: Daemon, fy: Forkyard) -> None:
     for sandbox in fy.sandboxes.list(all=True):
         if sandbox.state != "deleted":
@@ -261,7 +271,7 @@ def clear(daemon: Daemon, fy: Forkyard) -> None:
 @pytest.mark.parametrize(("step", "victim"), cases(evicting=False))
 def test_a_kill_at_any_step_loses_nothing_that_was_acknowledged(yard: Daemon, step: str, victim: str) -> None:
     before, verb = VERBS[verb_of(step)]
-    with yard.client() as fy:
+    with cleared(yard) as fy:
         sandbox = fy.sandboxes.create(idle_timeout_s=None)
         remember(sandbox, "kept")
         before(fy, sandbox)
@@ -278,13 +288,12 @@ def test_a_kill_at_any_step_loses_nothing_that_was_acknowledged(yard: Daemon, st
                     assert word_of(yard, other) == "kept"
         for kept in fy.snapshots.list():
             assert word_of(yard, fy.sandboxes.create(snapshot=kept)) == "kept"
-        clear(yard, fy)
 
 
 @pytest.mark.parametrize(("step", "victim"), cases(evicting=True))
 def test_a_kill_at_any_step_of_an_eviction_ends_in_a_whole_one(small_yard: Daemon, step: str, victim: str) -> None:
     before, verb = VERBS[verb_of(step)]
-    with small_yard.client() as fy:
+    with cleared(small_yard) as fy:
         sandbox = fy.sandboxes.create(idle_timeout_s=None, persistence="sticky")
         before(fy, sandbox)
         run_with_fault(small_yard, step, victim, sandbox, lambda: verb(fy, sandbox))
@@ -292,4 +301,3 @@ def test_a_kill_at_any_step_of_an_eviction_ends_in_a_whole_one(small_yard: Daemo
         assert (after.state, after.info.cause) == ("deleted", "evicted")
         for other in fy.sandboxes.list():
             assert other.exec("echo it works").stdout == "it works\n"
-        clear(small_yard, fy)

@@ -105,6 +105,7 @@ class Templates:
         self._boot_timeout_s = boot_timeout_s
         self._ready: dict[Shape, Template] = {}
         self._locks: dict[Shape, asyncio.Lock] = {}
+        self._loading: dict[str, asyncio.Lock] = {}
 
     async def ensure(self, shape: Shape, progress: Progress) -> Template:
         """The template of this shape; built if this is its first use on this machine."""
@@ -141,12 +142,14 @@ class Templates:
         """Put a template's RAM on tmpfs, where VMs map it."""
         directory = self._dir / key
         ram = self._ram_dir / f"{key}.ram"
-        if not ram.exists():
-            self._ram_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
-            partial = ram.with_suffix(".partial")
-            await _sparse_copy(directory / "ram", partial)
-            partial.chmod(0o444)
-            partial.rename(ram)
+        # After a restart, the first sleeper that wakes wants it in the same moment as whoever makes it ready for creates.
+        async with self._loading.setdefault(key, asyncio.Lock()):
+            if not ram.exists():
+                self._ram_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
+                partial = ram.with_suffix(".partial")
+                await _sparse_copy(directory / "ram", partial)
+                partial.chmod(0o444)
+                partial.rename(ram)
         files = SnapshotFiles(ram, directory / "device-state", directory / "disk.qcow2")
         return Template(key, files, self.milestones(key))
 
