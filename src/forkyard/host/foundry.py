@@ -289,6 +289,12 @@ class Foundry:
         machine.awake(True)
         return machine
 
+    def adopted(self, entry: Entry, vm: Vm, *, awake: bool) -> Machine:
+        """One that runs already. Its door is shut until the control plane says what may leave."""
+        machine = Machine(entry, vm, None, self._connect, self._on_end, self.doorway(entry))
+        machine.awake(awake)
+        return machine
+
     async def remove(self, entry: Entry) -> None:
         """All that an entry stands for, but its disk: that is collected when nothing rests on it."""
         await self._driver.reclaim(self._journal.record(entry))

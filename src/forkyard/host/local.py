@@ -1,7 +1,7 @@
 """This machine as a host: implements the `hosts.base.Host` seam over a VM driver.
 
 Owns: which machines there are here, with or without a process, and the verbs on them. How a machine is made is
-`foundry`'s, how it is kept ready `pool`'s, how it lies on disk `storage`'s.
+`foundry`'s, how it is found again `recovery`'s, how it is captured `instants`', how it is kept ready `pool`'s.
 
 Nothing that a verb replaces is touched until its successor has answered: a machine that resumes, boots or rolls back
 writes to a new overlay, so what it came from is still whole if it fails, or if the daemon dies half-way. The control
@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import shutil
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -31,10 +30,12 @@ from forkyard.host.checks import can_make_slots, free_space
 from forkyard.host.doorway import Doorway, NewDoor
 from forkyard.host.egress import EgressQueue
 from forkyard.host.foundry import Foundry, Origin, Shell
-from forkyard.host.journal import Entry, Journal, Phase, host_boot_id, settled_disk
+from forkyard.host.instants import Instants
+from forkyard.host.journal import Entry, Journal, Phase
 from forkyard.host.layers import Layers
 from forkyard.host.machine import Machine
 from forkyard.host.pool import Pool
+from forkyard.host.recovery import recover
 from forkyard.host.templates import ZEROS, Templates
 from forkyard.hosts.base import (
     Capacity,
@@ -53,8 +54,8 @@ from forkyard.net.base import Network, Traffic
 from forkyard.net.slots import Slots
 from forkyard.settings import Settings
 from forkyard.storage.disks import Disks, seal
-from forkyard.storage.snapshots import Saved, Snapshots
-from forkyard.vmm.base import Captured, CaptureTarget, Driver, SnapshotFiles, VmExit, VmUsage
+from forkyard.storage.snapshots import Snapshots
+from forkyard.vmm.base import Driver, SnapshotFiles, VmExit, VmUsage
 
 log = structlog.get_logger(__name__)
 
@@ -115,6 +116,15 @@ class LocalHost:
             image=image,
             boot_timeout_s=settings.boot_timeout_s,
         )
+        self._instants = Instants(
+            settings.ram_dir,
+            self._journal,
+            self._disks,
+            self._chains,
+            self._snapshots,
+            self._layers,
+            self.templates,
+        )
         self._pool = Pool(
             self._foundry,
             self._template_origin,
@@ -130,10 +140,10 @@ class LocalHost:
     # ── start and stop ───────────────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> Recovered:
-        boot_id = host_boot_id()
-        entries = await asyncio.to_thread(self._journal.load)
-        rebooted = bool(entries) and all(entry.boot_id != boot_id for entry in entries)
-        await asyncio.gather(*(self._recover(entry, same_boot=entry.boot_id == boot_id) for entry in entries))
+        found = await recover(self._journal, self._driver, self._foundry)
+        self._machines, self._resting = found.machines, found.resting
+        for machine in self._machines.values():
+            self._chains.look_after(machine)
         base = self._settings.vm_uid_base
         await self._slots.start(
             in_use={machine.entry.uid - base: machine.vm.pid for machine in self._machines.values()},
@@ -145,44 +155,7 @@ class LocalHost:
         await self._collect_disks()
         await asyncio.to_thread(self._cache.register)
         self._cache.start(lambda: [self._image.dir, *self.templates.loaded()])
-        by_phase = {phase: {i for i, e in self._resting.items() if e.phase is phase} for phase in Phase}
-        paused = {i for i, machine in self._machines.items() if machine.entry.phase is Phase.PAUSED}
-        return Recovered(
-            adopted=frozenset(self._machines) - paused,
-            paused=frozenset(paused | by_phase[Phase.COLD]),
-            stopped=frozenset(by_phase[Phase.STOPPED]),
-            dead=frozenset(by_phase[Phase.RUNNING]),
-            rebooted=rebooted,
-        )
-
-    async def _recover(self, entry: Entry, *, same_boot: bool) -> None:
-        record = self._journal.record(entry)
-        if entry.owner is None or entry.phase is Phase.STARTING:
-            log.info("half-made vm removed", vm=entry.vm_id)
-            await self._foundry.remove(entry)
-            return
-        vm = None
-        if same_boot and entry.phase in (Phase.RUNNING, Phase.PAUSED):
-            vm = await self._driver.adopt(record)
-        if vm is not None:
-            if entry.phase is Phase.RUNNING:
-                await vm.cont()  # its daemon may have died in the short pause of a capture
-            entry = self._journal.write(replace(entry, disk=vm.disk, next_disk=None))
-            doorway = self._foundry.doorway(entry)  # shut until the control plane says what may leave
-            machine = Machine(entry, vm, None, self._connect, self._machine_ended, doorway)
-            machine.awake(entry.phase is Phase.RUNNING)
-            self._machines[entry.owner or Incarnation("", 0)] = machine
-            self._chains.look_after(machine)
-            log.info("vm adopted", vm=entry.vm_id, pid=vm.pid, phase=entry.phase)
-            return
-        await self._driver.reclaim(record)
-        entry = settled_disk(entry)
-        if not same_boot and entry.phase is not Phase.COLD:
-            entry = replace(entry, phase=Phase.STOPPED)  # its memory went with the host, its disk did not
-        elif entry.phase is Phase.PAUSED:
-            entry = replace(entry, phase=Phase.RUNNING)  # it died in its sleep
-        if entry.owner is not None:
-            self._resting[entry.owner] = self._journal.write(entry)
+        return found.told()
 
     async def _wait_for_agent(self, machine: Machine) -> None:
         """So that the first call after a restart finds it. One that does not answer is no reason not to start."""
@@ -285,9 +258,9 @@ class LocalHost:
             return
         machine = self._machine(incarnation)
         memory = f"memory-{machine.entry.vm_id}"
-        async with self._captured(machine, seal=False) as (files, _):
+        async with self._instants.captured(machine, seal=False) as (files, _):
             reached("cool.captured")
-            await self._write(memory, machine.entry, files)
+            await self._instants.save(memory, machine.entry, files)
         reached("cool.written")
         entry = await asyncio.to_thread(
             self._journal.write, replace(machine.entry, phase=Phase.COLD, memory=memory), durable=True
@@ -326,7 +299,7 @@ class LocalHost:
             raise HostFailure(
                 f"the memory of sandbox {incarnation.sandbox_id} is gone; boot from its disk: resume(memory=False)"
             )
-        async with self._saved(entry.memory) as (origin, _):
+        async with self._instants.saved(entry.memory) as (origin, _):
             reached("resume_cold.loaded")
             # Through the entry, not the snapshot: the same memory, on an overlay of its own.
             shell = self._pool.take_shell(origin.base, entry.shape, origin.files.ram)
@@ -378,17 +351,11 @@ class LocalHost:
             saved = await asyncio.to_thread(self._snapshots.copy, entry.memory, snapshot_id, entry.disk)
             return SnapshotMade(saved.size_bytes, 0.0)
         machine = self._machine(incarnation)
-        async with self._captured(machine, seal=True) as (files, paused_ms):
+        async with self._instants.captured(machine, seal=True) as (files, paused_ms):
             reached("snapshot.captured")
-            saved = await self._write(snapshot_id, machine.entry, files)
+            saved = await self._instants.save(snapshot_id, machine.entry, files)
         reached("snapshot.written")
         return SnapshotMade(saved.size_bytes, paused_ms)
-
-    async def _write(self, snapshot_id: str, entry: Entry, files: SnapshotFiles) -> Saved:
-        assert files.layer is not None
-        return await asyncio.to_thread(
-            self._snapshots.write, snapshot_id, entry.base, entry.shape, files.layer, files.device_state, files.disk
-        )
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
         self._layers.forget(snapshot_id)
@@ -400,7 +367,7 @@ class LocalHost:
 
     async def _restored(self, incarnation: Incarnation, spec: CreateSpec) -> Created:
         assert spec.snapshot_id is not None
-        async with self._saved(spec.snapshot_id, keep=True) as (origin, shape):
+        async with self._instants.saved(spec.snapshot_id, keep=True) as (origin, shape):
             reached("rollback.loaded")
             shell = self._pool.take_shell(origin.base, shape, origin.files.ram)
             machine = await self._foundry.restore(incarnation, shape, origin, spec.env, spec.network, shell)
@@ -411,47 +378,11 @@ class LocalHost:
         """A machine at this moment, as files to restore from; gone when the block ends. VMs keep what they mapped."""
         entry = self._resting.get(source)
         if entry is not None and entry.memory is not None:
-            async with self._saved(entry.memory) as (origin, _):
+            async with self._instants.saved(entry.memory) as (origin, _):
                 yield origin.files, 0.0
         else:
-            async with self._captured(self._machine(source), seal=True) as (files, paused_ms):
+            async with self._instants.captured(self._machine(source), seal=True) as (files, paused_ms):
                 yield files, paused_ms
-
-    @contextlib.asynccontextmanager
-    async def _captured(self, machine: Machine, *, seal: bool) -> AsyncIterator[tuple[SnapshotFiles, float]]:
-        if seal:
-            await self._chains.before_capture(machine)
-        name = self._settings.ram_dir / f"capture-{secrets.token_hex(6)}"
-        layer, device_state = name.with_suffix(".layer"), name.with_suffix(".state")
-        before = machine.entry
-        next_disk = self._disks.new_path() if seal else None
-        # Told before it is done: whatever becomes of this daemon, both disks are known to be in use.
-        machine.entry = self._journal.write(replace(before, next_disk=next_disk))
-        captured: Captured | None = None
-        try:
-            try:
-                captured = await machine.vm.capture(
-                    CaptureTarget(layer, device_state, next_disk), keep_running=before.phase is Phase.RUNNING
-                )
-            finally:
-                machine.entry = self._journal.write(replace(machine.entry, disk=machine.vm.disk, next_disk=None))
-                if next_disk is not None:
-                    self._disks.release(next_disk)
-                    self._chains.look_after(machine)
-            paused_ms = captured.paused_ms if before.phase is Phase.RUNNING else 0.0
-            ram = self._settings.ram_dir / f"{before.base}.ram"
-            yield SnapshotFiles(ram, device_state, captured.disk, layer), paused_ms
-        finally:
-            layer.unlink(missing_ok=True)
-            device_state.unlink(missing_ok=True)
-
-    @contextlib.asynccontextmanager
-    async def _saved(self, snapshot_id: str, *, keep: bool = False) -> AsyncIterator[tuple[Origin, Shape]]:
-        """A snapshot on disk, with its pages on tmpfs as long as the block lasts. Verified."""
-        async with self._layers.use(snapshot_id, keep=keep) as (saved, layer):
-            ram = await self.templates.ram_of(saved.template, saved.shape)
-            files = SnapshotFiles(ram, self._snapshots.device_state(snapshot_id), saved.disk, layer)
-            yield Origin(saved.template, files), saved.shape
 
     # ── network ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -519,7 +450,7 @@ class LocalHost:
     def _ram_of(self, incarnation: Incarnation) -> tuple[Shape, str, Path]:
         machine = self._machines.get(incarnation)
         entry = machine.entry if machine else self._resting_entry(incarnation)
-        return entry.shape, entry.base, self._settings.ram_dir / f"{entry.base}.ram"
+        return entry.shape, entry.base, self._instants.ram(entry)
 
     def _machine(self, incarnation: Incarnation) -> Machine:
         machine = self._machines.get(incarnation)

@@ -1,0 +1,90 @@
+"""A machine at one instant, as files that others are restored from: taken now, or saved earlier.
+
+Owns: how a running machine is captured and its disk moved on, and how what was captured gets to disk and back. The files
+are there as long as the block lasts; VMs keep what they mapped. Never does: which machine it is of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+from forkyard.host.chains import Chains
+from forkyard.host.foundry import Origin
+from forkyard.host.journal import Entry, Journal, Phase
+from forkyard.host.layers import Layers
+from forkyard.host.machine import Machine
+from forkyard.host.templates import Templates
+from forkyard.models import Shape
+from forkyard.storage.disks import Disks
+from forkyard.storage.snapshots import Saved, Snapshots
+from forkyard.vmm.base import CaptureTarget, SnapshotFiles
+
+
+class Instants:
+    def __init__(
+        self,
+        ram_dir: Path,
+        journal: Journal,
+        disks: Disks,
+        chains: Chains,
+        snapshots: Snapshots,
+        layers: Layers,
+        templates: Templates,
+    ) -> None:
+        self._ram_dir = ram_dir
+        self._journal = journal
+        self._disks = disks
+        self._chains = chains
+        self._snapshots = snapshots
+        self._layers = layers
+        self._templates = templates
+
+    @contextlib.asynccontextmanager
+    async def captured(self, machine: Machine, *, seal: bool) -> AsyncIterator[tuple[SnapshotFiles, float]]:
+        """Now, and for how long it had to stand still. `seal`: it goes on with a new disk, on the one that is captured."""
+        if seal:
+            await self._chains.before_capture(machine)
+        name = self._ram_dir / f"capture-{secrets.token_hex(6)}"
+        layer, device_state = name.with_suffix(".layer"), name.with_suffix(".state")
+        before = machine.entry
+        next_disk = self._disks.new_path() if seal else None
+        # Told before it is done: whatever becomes of this daemon, both disks are known to be in use.
+        machine.entry = self._journal.write(replace(before, next_disk=next_disk))
+        try:
+            try:
+                captured = await machine.vm.capture(
+                    CaptureTarget(layer, device_state, next_disk), keep_running=before.phase is Phase.RUNNING
+                )
+            finally:
+                machine.entry = self._journal.write(replace(machine.entry, disk=machine.vm.disk, next_disk=None))
+                if next_disk is not None:
+                    self._disks.release(next_disk)
+                    self._chains.look_after(machine)
+            paused_ms = captured.paused_ms if before.phase is Phase.RUNNING else 0.0
+            yield SnapshotFiles(self.ram(before), device_state, captured.disk, layer), paused_ms
+        finally:
+            layer.unlink(missing_ok=True)
+            device_state.unlink(missing_ok=True)
+
+    async def save(self, snapshot_id: str, entry: Entry, files: SnapshotFiles) -> Saved:
+        assert files.layer is not None
+        return await asyncio.to_thread(
+            self._snapshots.write, snapshot_id, entry.base, entry.shape, files.layer, files.device_state, files.disk
+        )
+
+    @contextlib.asynccontextmanager
+    async def saved(self, snapshot_id: str, *, keep: bool = False) -> AsyncIterator[tuple[Origin, Shape]]:
+        """A snapshot on disk, with its pages on tmpfs. Verified."""
+        async with self._layers.use(snapshot_id, keep=keep) as (saved, layer):
+            ram = await self._templates.ram_of(saved.template, saved.shape)
+            files = SnapshotFiles(ram, self._snapshots.device_state(snapshot_id), saved.disk, layer)
+            yield Origin(saved.template, files), saved.shape
+
+    def ram(self, entry: Entry) -> Path:
+        """What its memory is a private copy of."""
+        return self._ram_dir / f"{entry.base}.ram"
