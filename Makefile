@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 CODE   := src tests examples scripts
+# Two files of tests at a time. Each worker has a daemon of its own, so none sees the sandboxes of another.
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-tests demo up test test-fast test-vm test-compat lint format bench clean
@@ -25,10 +27,10 @@ setup-tests:
 	@scripts/setup --tests
 
 test-fast: ## Tests without VMs: pure modules, agent on the host, API and SDK on a fake host
-	@$(BIN)/pytest tests/unit tests/contract
+	@$(PYTEST) tests/unit tests/contract
 
 test-vm: ## Tests on real VMs, and in a browser
-	@$(BIN)/pytest tests/integration tests/vm tests/web
+	@$(PYTEST) tests/integration tests/vm tests/web
 
 test-compat: ## Published clients of other services against ours; writes the tables in docs/compat.md
 	@scripts/compat-clients >/dev/null
