@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
+from forkyard import Forkyard
 from forkyard.api.app import create_app
 from forkyard.builds.builds import Builds
 from forkyard.control.plane import ControlPlane
@@ -28,8 +29,23 @@ from forkyard.models import WatchEvent
 from forkyard.store.sql import Store
 from forkyard.vmm.base import FaultPlan
 
+from .sdk_daemon import Daemon, running_daemon
+
 JSON = {"Content-Type": "application/json"}
 Item = Output | Lost | Exit | bytes | WatchEvent | ForkyardError | None
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    """The real API over real sockets, with agents on this host for machines."""
+    with running_daemon() as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def fy(daemon: Daemon) -> Iterator[Forkyard]:
+    with Forkyard(socket=daemon.socket, key_file=daemon.key_file) as client:
+        yield client
 
 
 @pytest.fixture(params=["agent", "front"])

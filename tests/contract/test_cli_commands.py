@@ -15,19 +15,7 @@ import pytest
 
 from forkyard import Forkyard, Sandbox
 
-from .sdk_daemon import Daemon, running_daemon
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with running_daemon() as daemon:
-        yield daemon
-
-
-@pytest.fixture(scope="module")
-def fy(daemon: Daemon) -> Iterator[Forkyard]:
-    with Forkyard(socket=daemon.socket, key_file=daemon.key_file) as client:
-        yield client
+from .sdk_daemon import Daemon
 
 
 @pytest.fixture(scope="module")

@@ -19,13 +19,7 @@ import pytest
 
 from forkyard import Forkyard, Sandbox
 
-from .sdk_daemon import Daemon, running_daemon
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with running_daemon() as daemon:
-        yield daemon
+from .sdk_daemon import Daemon
 
 
 @pytest.fixture(scope="module")

@@ -20,15 +20,9 @@ import forkyard
 from forkyard import FileChange, Forkyard, Person, Repo
 
 from .git_yard import GitYard
-from .sdk_daemon import Daemon, running_daemon
+from .sdk_daemon import Daemon
 
 NONE = "0" * 40
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with running_daemon() as daemon:
-        yield daemon
 
 
 @pytest.fixture

@@ -18,13 +18,7 @@ from forkyard.api.access import NEEDS
 from forkyard.api.app import create_app
 
 from .git_yard import GitYard
-from .sdk_daemon import Daemon, running_daemon
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with running_daemon() as daemon:
-        yield daemon
+from .sdk_daemon import Daemon
 
 
 @pytest.fixture

@@ -18,13 +18,7 @@ import httpx
 import pytest
 
 from .git_yard import GitYard, git_env
-from .sdk_daemon import Daemon, running_daemon
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with running_daemon() as daemon:
-        yield daemon
+from .sdk_daemon import Daemon
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pytest
 
 from forkyard import AsyncForkyard, AsyncSandbox, ExecNotFound, OperationTimeout, SandboxNotFound, State
 
-from .sdk_daemon import Daemon, running_daemon
+from .sdk_daemon import Daemon
 
 pytestmark = pytest.mark.anyio
 
@@ -20,12 +20,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with running_daemon() as daemon:
-        yield daemon
 
 
 @pytest.fixture(params=["socket", "url"])

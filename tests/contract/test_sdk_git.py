@@ -10,15 +10,9 @@ import pytest
 from forkyard import Forkyard, GitFailed, InvalidRequest, Person, Sandbox
 
 from .git_yard import GitYard
-from .sdk_daemon import Daemon, running_daemon
+from .sdk_daemon import Daemon
 
 ANN = Person(name="Ann", email="ann@example.com")
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with running_daemon() as daemon:
-        yield daemon
 
 
 @pytest.fixture(scope="module")

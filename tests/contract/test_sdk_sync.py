@@ -27,13 +27,7 @@ from forkyard import (
     Unauthenticated,
 )
 
-from .sdk_daemon import Daemon, running_daemon
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with running_daemon() as daemon:
-        yield daemon
+from .sdk_daemon import Daemon
 
 
 @pytest.fixture(scope="module", params=["socket", "url"])

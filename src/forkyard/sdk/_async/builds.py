@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Any
 
-from forkyard.errors import BuildFailed, DaemonUnreachable, ForkyardError, from_problem
+from forkyard.errors import BuildFailed
 from forkyard.models import Page
 from forkyard.models.builds import (
     BuildEnd,
@@ -21,7 +21,7 @@ from forkyard.models.builds import (
 from forkyard.models.specs import Spec as SpecModel
 from forkyard.sdk import validation, wire
 from forkyard.sdk._async import runtime
-from forkyard.sdk._async.transport import RESTART_S, AsyncTransport
+from forkyard.sdk._async.transport import AsyncTransport
 from forkyard.sdk.spec import Spec, checked
 
 
@@ -48,30 +48,14 @@ class AsyncBuild:
 
     async def logs(self, *, follow: bool = False, after: int = 0) -> runtime.Flow[BuildPhase | BuildOutput | BuildEnd]:
         """What it does and prints, line by line; with `follow`, until it ends, over restarts of the daemon."""
-        patience = wire.Patience(RESTART_S)
-        while True:
-            try:
-                params = {"follow": follow or None, "after": after or None}
-                async with aclosing(self._transport.lines("GET", f"{self._path}/logs", params=params)) as lines:
-                    async for line in lines:
-                        patience.reset()
-                        if line is None:
-                            continue
-                        if line.get("type") == "error":
-                            raise from_problem(line["problem"])
-                        event = build_event(line)
-                        after = event.n
-                        yield event
-                        if isinstance(event, BuildEnd):
-                            return
-                if not follow:
+        stream = self._transport.follow(
+            f"{self._path}/logs", build_event, lambda event: event.n, after=after or None, follow=follow
+        )
+        async with aclosing(stream) as events:
+            async for event in events:
+                yield event
+                if isinstance(event, BuildEnd):
                     return
-                raise DaemonUnreachable("The daemon ended the log of the build.")
-            except ForkyardError as exc:
-                pause_s = patience.next_pause_s() if exc.retryable else None
-                if pause_s is None:
-                    raise
-                await runtime.sleep(pause_s)
 
     async def wait(self) -> BuildInfo:
         """Until it has succeeded. `BuildFailed` has the step, its exit code, the end of its log, the states of services

@@ -12,7 +12,6 @@ from typing import Any, Self
 
 import httpx
 
-from forkyard.errors import DaemonUnreachable, ForkyardError, from_problem
 from forkyard.lifecycle import State
 from forkyard.models import (
     DEFAULT_ACTIVITY_BYTES,
@@ -40,7 +39,7 @@ from forkyard.sdk._async.sandbox import AsyncSandbox
 from forkyard.sdk._async.secrets import AsyncSecrets
 from forkyard.sdk._async.snapshots import AsyncSnapshot, AsyncSnapshots, reference
 from forkyard.sdk._async.ssh import AsyncSsh
-from forkyard.sdk._async.transport import RESTART_S, AsyncTransport
+from forkyard.sdk._async.transport import AsyncTransport
 from forkyard.sdk.spec import Spec, checked
 
 _MAX_TAIL = 1000
@@ -270,23 +269,9 @@ class AsyncEvents:
 
     async def follow(self, *, sandbox_id: str | None = None, after: int | None = None) -> runtime.Flow[EventInfo]:
         """Events as they happen (with `after`, also those since that one), without end, over restarts of the daemon."""
-        patience = wire.Patience(RESTART_S)
-        while True:
-            params = {"sandbox_id": sandbox_id, "after": after, "follow": True}
-            try:
-                async with aclosing(self._transport.lines("GET", "/events", params=params)) as lines:
-                    async for line in lines:
-                        patience.reset()
-                        if line is None:
-                            continue
-                        if line.get("type") == "error":
-                            raise from_problem(line["problem"])
-                        event = EventInfo.model_validate(line)
-                        after = event.id
-                        yield event
-                raise DaemonUnreachable("The daemon ended the stream of events.")
-            except ForkyardError as exc:
-                pause_s = patience.next_pause_s() if exc.retryable else None
-                if pause_s is None:
-                    raise
-                await runtime.sleep(pause_s)
+        stream = self._transport.follow(
+            "/events", EventInfo.model_validate, lambda event: event.id, params={"sandbox_id": sandbox_id}, after=after
+        )
+        async with aclosing(stream) as events:
+            async for event in events:
+                yield event

@@ -7,13 +7,13 @@ for a longer one if this daemon has answered before, because then it is most lik
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 
 import httpx
 from websockets.exceptions import InvalidStatus, WebSocketException
 
-from forkyard.errors import DaemonUnreachable
+from forkyard.errors import DaemonUnreachable, ForkyardError, from_problem
 from forkyard.models import Page
 from forkyard.sdk import connect, wire
 from forkyard.sdk._async import runtime
@@ -172,6 +172,41 @@ class AsyncTransport:
             async for chunk in chunks:
                 for document in lines.feed(chunk):
                     yield document
+
+    async def follow(
+        self,
+        path: str,
+        parse: Callable[[dict[str, Any]], T],
+        number: Callable[[T], int | None],
+        *,
+        params: Params | None = None,
+        after: int | None = None,
+        follow: bool = True,
+    ) -> runtime.Flow[T]:
+        """The documents of a numbered stream, as they come, without end, over restarts of the daemon: it is asked again
+        for those after the last that came. Without `follow`, those there are."""
+        patience = wire.Patience(RESTART_S)
+        while True:
+            asked = {**(params or {}), "after": after, "follow": follow or None}
+            try:
+                async with aclosing(self.lines("GET", path, params=asked)) as lines:
+                    async for line in lines:
+                        patience.reset()
+                        if line is None:
+                            continue
+                        if line.get("type") == "error":
+                            raise from_problem(line["problem"])
+                        document = parse(line)
+                        after = number(document)
+                        yield document
+                if not follow:
+                    return
+                raise DaemonUnreachable("The daemon ended the stream.")
+            except ForkyardError as exc:
+                pause_s = patience.next_pause_s() if exc.retryable else None
+                if pause_s is None:
+                    raise
+                await runtime.sleep(pause_s)
 
     async def websocket(self, path: str, params: Params) -> runtime.Connection:
         endpoint = await self.endpoint()

@@ -13,7 +13,6 @@ from typing import Any, Self
 
 import httpx
 
-from forkyard.errors import DaemonUnreachable, ForkyardError, from_problem
 from forkyard.lifecycle import State
 from forkyard.models import (
     DEFAULT_ACTIVITY_BYTES,
@@ -41,7 +40,7 @@ from forkyard.sdk._sync.sandbox import Sandbox
 from forkyard.sdk._sync.secrets import Secrets
 from forkyard.sdk._sync.snapshots import Snapshot, Snapshots, reference
 from forkyard.sdk._sync.ssh import Ssh
-from forkyard.sdk._sync.transport import RESTART_S, Transport
+from forkyard.sdk._sync.transport import Transport
 from forkyard.sdk.spec import Spec, checked
 
 _MAX_TAIL = 1000
@@ -271,23 +270,9 @@ class Events:
 
     def follow(self, *, sandbox_id: str | None = None, after: int | None = None) -> runtime.Flow[EventInfo]:
         """Events as they happen (with `after`, also those since that one), without end, over restarts of the daemon."""
-        patience = wire.Patience(RESTART_S)
-        while True:
-            params = {"sandbox_id": sandbox_id, "after": after, "follow": True}
-            try:
-                with closing(self._transport.lines("GET", "/events", params=params)) as lines:
-                    for line in lines:
-                        patience.reset()
-                        if line is None:
-                            continue
-                        if line.get("type") == "error":
-                            raise from_problem(line["problem"])
-                        event = EventInfo.model_validate(line)
-                        after = event.id
-                        yield event
-                raise DaemonUnreachable("The daemon ended the stream of events.")
-            except ForkyardError as exc:
-                pause_s = patience.next_pause_s() if exc.retryable else None
-                if pause_s is None:
-                    raise
-                runtime.sleep(pause_s)
+        stream = self._transport.follow(
+            "/events", EventInfo.model_validate, lambda event: event.id, params={"sandbox_id": sandbox_id}, after=after
+        )
+        with closing(stream) as events:
+            for event in events:
+                yield event

@@ -10,12 +10,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
-from forkyard.errors import DaemonUnreachable, ForkyardError, from_problem
 from forkyard.models import Page, SandboxInfo
 from forkyard.models.network import EgressRecord, EgressTotals, Verdict
 from forkyard.sdk import validation, wire
 from forkyard.sdk._sync import runtime
-from forkyard.sdk._sync.transport import RESTART_S, Transport
+from forkyard.sdk._sync.transport import Transport
 
 Kind = Literal["tcp", "dns", "http"]
 
@@ -61,26 +60,13 @@ class Egress:
         after: int | None = None,
     ) -> runtime.Flow[EgressRecord]:
         """Records as they come (with `after`, also those since that one), without end, over restarts of the daemon."""
-        patience = wire.Patience(RESTART_S)
-        while True:
-            params = {"exec_id": exec_id, "kind": kind, "verdict": verdict, "after": after, "follow": True}
-            try:
-                with closing(self._transport.lines("GET", self._path, params=params)) as lines:
-                    for line in lines:
-                        patience.reset()
-                        if line is None:
-                            continue
-                        if line.get("type") == "error":
-                            raise from_problem(line["problem"])
-                        record = EgressRecord.model_validate(line)
-                        after = record.id
-                        yield record
-                raise DaemonUnreachable("The daemon ended the stream of records.")
-            except ForkyardError as exc:
-                pause_s = patience.next_pause_s() if exc.retryable else None
-                if pause_s is None:
-                    raise
-                runtime.sleep(pause_s)
+        params = {"exec_id": exec_id, "kind": kind, "verdict": verdict}
+        stream = self._transport.follow(
+            self._path, EgressRecord.model_validate, lambda record: record.id, params=params, after=after
+        )
+        with closing(stream) as records:
+            for record in records:
+                yield record
 
     def totals(self) -> EgressTotals:
         """Over the life of the sandbox."""
