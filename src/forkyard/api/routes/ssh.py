@@ -7,17 +7,17 @@ frame `{"type":"open"}` first, when the connection is made, or `{"type":"error",
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Body, Path, Request, Response
-from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from forkyard.api.answers import answer, done
 from forkyard.api.inputs import BoundedRoute, Control
-from forkyard.api.problem import documented, known
+from forkyard.api.problem import documented
+from forkyard.api.sockets import conversation, say, until_one_ends
 from forkyard.control.plane import ControlPlane
 from forkyard.control.tunnels import Tunnel
 from forkyard.errors import Conflict, InvalidRequest, NotFound, SandboxEnded, SandboxNotFound
@@ -91,35 +91,13 @@ def _asked_by(request: Request) -> str | None:
 @router.websocket("/sandboxes/{sandbox_id}/ports/{port}")
 async def port(socket: WebSocket, sandbox_id: str, port: str) -> None:
     control: ControlPlane = socket.app.state.control
-    await socket.accept()
-    try:
+    async with conversation(socket):
         tunnel = await control.tunnels.open(sandbox_id, _port(port))
         try:
-            await _say(socket, {"type": "open"})
-            await _serve(socket, tunnel)
+            await say(socket, {"type": "open"})
+            await until_one_ends(_up(socket, tunnel), _down(socket, tunnel))
         finally:
             await tunnel.aclose()
-        await socket.close()
-    except WebSocketDisconnect:
-        return
-    except Exception as raised:
-        error = known(raised)
-        if socket.application_state is WebSocketState.CONNECTED:
-            await _say(socket, {"type": "error", "problem": error.to_problem()})
-            await socket.close(1011, error.code)
-
-
-async def _serve(socket: WebSocket, tunnel: Tunnel) -> None:
-    """Until the guest has closed, or the client goes."""
-    up, down = asyncio.create_task(_up(socket, tunnel)), asyncio.create_task(_down(socket, tunnel))
-    try:
-        finished, _ = await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
-        for task in finished:
-            task.result()
-    finally:
-        for task in (up, down):
-            task.cancel()
-        await asyncio.gather(up, down, return_exceptions=True)
 
 
 async def _up(socket: WebSocket, tunnel: Tunnel) -> None:
@@ -138,7 +116,7 @@ async def _up(socket: WebSocket, tunnel: Tunnel) -> None:
 async def _down(socket: WebSocket, tunnel: Tunnel) -> None:
     while data := await tunnel.read():
         await socket.send_bytes(data)
-    await _say(socket, {"type": "end"})
+    await say(socket, {"type": "end"})
 
 
 def _port(text: str) -> int:
@@ -153,7 +131,3 @@ def _kind(text: str) -> str | None:
     except (ValueError, RecursionError):
         return None
     return str(frame.get("type")) if isinstance(frame, dict) else None
-
-
-async def _say(socket: WebSocket, content: dict[str, Any]) -> None:
-    await socket.send_text(json.dumps(content, default=str))

@@ -8,17 +8,16 @@ An open terminal does not keep its sandbox awake. It stays open while the sandbo
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ValidationError
-from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from forkyard.api.inputs import MAX_BODY_BYTES, exec_spec
-from forkyard.api.problem import known
-from forkyard.api.streams import exec_event, line
+from forkyard.api.sockets import conversation, say, until_one_ends
+from forkyard.api.streams import exec_event
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import GuestUnreachable, InvalidRequest
 from forkyard.guest.base import Execution, Exit, Guest, Output
@@ -42,8 +41,7 @@ async def terminal(
     exec_id: Annotated[str | None, Query()] = None,
 ) -> None:
     control: ControlPlane = socket.app.state.control
-    await socket.accept()
-    try:
+    async with conversation(socket):
         if exec_id is not None:
             source = control.following.attach(sandbox_id, exec_id)
         else:
@@ -51,28 +49,8 @@ async def terminal(
             spec = exec_spec(_parsed(ExecCreate, {**wanted, "pty": True, "stdin": True}))
             source = control.following.execute(sandbox_id, spec)
         async with source as execution:
-            await _serve(socket, control, sandbox_id, execution)
-    except WebSocketDisconnect:
-        return
-    except Exception as raised:
-        error = known(raised)
-        if socket.application_state is WebSocketState.CONNECTED:
-            await _say(socket, {"type": "error", "problem": error.to_problem()})
-            await socket.close(1011, error.code)
-
-
-async def _serve(socket: WebSocket, control: ControlPlane, sandbox_id: str, execution: Execution) -> None:
-    await _say(socket, {"type": "started", "exec_id": execution.id, "pid": execution.pid})
-    typing = asyncio.create_task(_type(socket, control, sandbox_id, execution.id))
-    showing = asyncio.create_task(_show(socket, execution))
-    try:
-        done, _ = await asyncio.wait({typing, showing}, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in (typing, showing):
-            task.cancel()
-        await asyncio.gather(typing, showing, return_exceptions=True)
+            await say(socket, {"type": "started", "exec_id": execution.id, "pid": execution.pid})
+            await until_one_ends(_type(socket, control, sandbox_id, execution.id), _show(socket, execution))
 
 
 async def _show(socket: WebSocket, execution: Execution) -> None:
@@ -80,9 +58,8 @@ async def _show(socket: WebSocket, execution: Execution) -> None:
         if isinstance(item, Output):
             await socket.send_bytes(item.data)
             continue
-        await _say(socket, exec_event(item))
+        await say(socket, exec_event(item))
         if isinstance(item, Exit):
-            await socket.close()
             return
     raise GuestUnreachable(f"the channel to exec {execution.id} broke; connect again with exec_id={execution.id}")
 
@@ -126,7 +103,3 @@ def _parsed(model: type[M], fields: dict[str, Any]) -> M:
     except ValidationError as error:
         message = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise InvalidRequest(message) from None
-
-
-async def _say(socket: WebSocket, content: dict[str, Any]) -> None:
-    await socket.send_text(line(content).decode("ascii").rstrip())
