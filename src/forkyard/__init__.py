@@ -113,6 +113,7 @@ _MODULES = {
         "ReviewVerdict",
         "StepResult",
     ),
+    "forkyard.models.specs": ("GitRepo",),
     "forkyard.models.ssh": ("SshAccess", "SshDoor", "SshKeyInfo"),
     "forkyard.errors": (
         "BadAnswer",
@@ -147,7 +148,9 @@ _MODULES = {
         "PortClosed",
         "QuotaExceeded",
         "RefConflict",
+        "RemoteDenied",
         "RemoteFailed",
+        "RemoteMissing",
         "RepoFull",
         "RepoNotFound",
         "RevisionNotFound",
@@ -229,6 +232,7 @@ __all__ = [
     "Forward",
     "GitFailed",
     "GitHubApp",
+    "GitRepo",
     "GuestDiskFull",
     "GuestFailure",
     "GuestPermissionDenied",
@@ -264,8 +268,10 @@ __all__ = [
     "RefConflict",
     "RefState",
     "RemoteCreated",
+    "RemoteDenied",
     "RemoteFailed",
     "RemoteInfo",
+    "RemoteMissing",
     "Repo",
     "RepoFull",
     "RepoInfo",
@@ -377,7 +383,9 @@ if TYPE_CHECKING:
         PortClosed,
         QuotaExceeded,
         RefConflict,
+        RemoteDenied,
         RemoteFailed,
+        RemoteMissing,
         RepoFull,
         RepoNotFound,
         RevisionNotFound,
@@ -459,6 +467,7 @@ if TYPE_CHECKING:
         ReviewVerdict,
         StepResult,
     )
+    from forkyard.models.specs import GitRepo
     from forkyard.models.ssh import SshAccess, SshDoor, SshKeyInfo
     from forkyard.sdk._async.builds import AsyncBuild
     from forkyard.sdk._async.client import AsyncForkyard

@@ -235,6 +235,8 @@ async def _git_hosting(
             extra_ca_file=settings.extra_ca_file,
             github_api=settings.github_api_url.rstrip("/"),
         ),
+        outside=Outside(HostResolver(), await read_presets(settings.cache_dir / "registries.json")),
+        mirrors_bytes=int(settings.git_mirrors_gib * 2**30),
     )
     await hosting.start()
     try:

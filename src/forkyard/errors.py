@@ -42,6 +42,8 @@ rebuilds the same class from the `code`.
     │   └── QuotaExceeded
     ├── RepoFull                  the repository has used up its quota
     ├── RemoteFailed              a git host elsewhere did not do its part
+    │   ├── RemoteMissing         it has no such repository
+    │   └── RemoteDenied          it wants a credential, or refuses this one
     ├── OperationTimeout
     ├── HostFailure               this machine could not do its part
     │   ├── ImageBuildFailed
@@ -327,6 +329,22 @@ class RemoteFailed(ForkyardError):
     code = "remote_failed"
     status = 502
     retryable = True
+
+
+class RemoteMissing(RemoteFailed):
+    """There is no repository at this url."""
+
+    code = "remote_missing"
+    status = 422
+    retryable = False
+
+
+class RemoteDenied(RemoteFailed):
+    """The git host wants a credential, or refuses this one."""
+
+    code = "remote_denied"
+    status = 422
+    retryable = False
 
 
 class OperationTimeout(ForkyardError):

@@ -113,6 +113,12 @@ class Settings(BaseSettings):
         ge=1,
         description="What a hosted repository may occupy, large files included, unless it has its own quota.",
     )
+    git_mirrors_gib: float = Field(
+        10.0,
+        gt=0,
+        description="What copies of repositories elsewhere may occupy, kept for the next clone; those that were not used "
+        "for longest go first.",
+    )
     webhook_allow_private: bool = Field(
         False, description="Webhooks of repositories may go to this host and to private networks."
     )

@@ -16,7 +16,7 @@ from forkyard.models import Shape
 from forkyard.models.specs import Spec, Step
 
 #: A new number builds everything anew: how steps are done has changed.
-FORMAT = 1
+FORMAT = 2
 _SHOWN = 120
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import posixpath
 import shlex
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 from forkyard.builds.layers import Context, Layer, shown
@@ -17,11 +17,10 @@ from forkyard.control.commands import run
 from forkyard.errors import ForkyardError, ServiceNotReady
 from forkyard.guest.base import ExecSpec, Guest, Stream
 from forkyard.models.builds import UnitState
-from forkyard.models.specs import FileStep, GitStep, InstallStep, Manager, Service, Step, WaitStep
+from forkyard.models.specs import FileStep, GitRepo, InstallStep, Manager, Service, Step, WaitStep
 
 SETUP_S = 300.0
 APT_S = 3600.0
-GIT_S = 3600.0
 INSTALL_S = 3600.0
 
 _INSTALL: dict[Manager, str] = {
@@ -32,6 +31,10 @@ _INSTALL: dict[Manager, str] = {
     "yarn": "yarn install --frozen-lockfile --non-interactive",
     "bun": "bun install --frozen-lockfile",
 }
+
+
+#: Clones a repository into the guest.
+Clone = Callable[[GitRepo], Awaitable[None]]
 
 
 @dataclass
@@ -56,7 +59,7 @@ class Telling:
         self.step = on_step
 
 
-async def do_steps(guest: Guest, layer: Layer, tell: Telling) -> None:
+async def do_steps(guest: Guest, layer: Layer, tell: Telling, clone: Clone) -> None:
     context = layer.context
     number, waiting = 0, list(layer.steps)
     while waiting:
@@ -68,7 +71,7 @@ async def do_steps(guest: Guest, layer: Layer, tell: Telling) -> None:
         began = time.monotonic()
         tell.step(number, shown(step), None)
         try:
-            await _Doing(guest, context, tell, number, step).do(together)
+            await _Doing(guest, context, tell, clone, number, step).do(together)
         except ServiceNotReady as error:
             unit = UnitState.model_validate(error.details["unit"])
             raise StepFailed(number, shown(step), error.message, unit.exit_code, unit.log) from error
@@ -82,6 +85,7 @@ class _Doing:
     guest: Guest
     context: Context
     tell: Telling
+    clone: Clone
     number: int
     step: Step
 
@@ -96,7 +100,7 @@ class _Doing:
             for path, file in step.files.items():
                 await self._write(path, file)
         elif step.git is not None:
-            await self._git(step.git)
+            await self.clone(step.git.model_copy(update={"user": step.git.user or context.user}))
         elif step.run is not None:
             await self._run(step.run.command, user=step.run.user, cwd=step.run.cwd, timeout_s=step.run.timeout_s)
         elif step.install is not None:
@@ -151,25 +155,6 @@ class _Doing:
         there = posixpath.join(directory or self.context.workdir or "/root", path)
         user = file.user or self.context.user
         await self.guest.write_file(there, _once(file.data()), mode=file.mode, user=user)
-
-    async def _git(self, git: GitStep) -> None:
-        url, path = shlex.quote(git.url), shlex.quote(git.path)
-        depth = f"--depth {git.depth}" if git.depth else ""
-        if git.rev is None:
-            command = f"git clone -q {depth} -- {url} {path}"
-        elif git.depth is None:
-            command = f"git clone -q -- {url} {path} && git -C {path} checkout -q {shlex.quote(git.rev)} --"
-        else:  # a commit has no name to clone by
-            rev = shlex.quote(git.rev)
-            command = (
-                f"git clone -q {depth} --branch {rev} -- {url} {path} 2>/dev/null || {{ git init -q -- {path} && "
-                f"cd {path} && git remote add origin {url} && git fetch -q {depth} origin {rev} && "
-                "git checkout -q FETCH_HEAD; }"
-            )
-        owner = shlex.quote(self.context.user)
-        await self._run(f"install -d -o {owner} -- {path}", user="root", cwd="/", timeout_s=SETUP_S)
-        env = {"GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": "ssh -oBatchMode=yes"}
-        await self._run(command, cwd="/", timeout_s=GIT_S, env=env)
 
     async def _install(self, install: InstallStep) -> None:
         directory = install.path or self.context.workdir or "/root"

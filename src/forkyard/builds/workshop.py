@@ -24,6 +24,7 @@ from forkyard.errors import ForkyardError, SnapshotNotFound
 from forkyard.guest.base import Guest, Stream
 from forkyard.models import SandboxCreate
 from forkyard.models.builds import BuildCreate
+from forkyard.models.specs import GitRepo
 
 log = structlog.get_logger(__name__)
 
@@ -134,8 +135,14 @@ class Workshop:
             flight.phase("step" if ms is None else "done", layer.index, text, number, ms)
 
         async with control.sandboxes.use(sandbox.id) as guest:
+
+            async def clone(repo: GitRepo) -> None:
+                record = await control.ground.record(sandbox.id)
+                async with control.sandboxes.clones(record, [repo]) as put:
+                    await put(guest)
+
             try:
-                await do_steps(guest, layer, Telling(flight.output, on_step))
+                await do_steps(guest, layer, Telling(flight.output, on_step), clone)
             except StepFailed as failed:
                 raise LayerFailed(layer.index, failed, await self._debug(sandbox.id, guest, failed)) from failed
         flight.phase("snapshot", layer.index, "saving the machine as it runs")

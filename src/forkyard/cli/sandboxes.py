@@ -48,6 +48,18 @@ if TYPE_CHECKING:
     "--identity", help="Id or name: repositories that it may use are at http://git.forkyard.internal in there."
 )
 @click.option(
+    "--git",
+    multiple=True,
+    metavar="URL[#REV][:PATH]",
+    help="Clone this repository, a hosted one by its name, to PATH (default: /repo) before it is said to be there. May be "
+    "repeated.",
+)
+@click.option(
+    "--git-secret",
+    metavar="NAME",
+    help="Secret with the password or token for them: one of --secret, or a stored one.",
+)
+@click.option(
     "--activity-threshold",
     "activity_threshold_bytes",
     type=size,
@@ -62,9 +74,12 @@ def create_command(app: App, /, snapshot: str | None, spec_file: str | None, **o
     90s, 5m, 2h, 1d, or never.
     """
     policy, secrets = taken_policy(options), options.pop("secrets")
+    repos = _repos(options.pop("git"), options.pop("git_secret"))
     request = given(options)
     if policy is not None:
         request["network"] = {"egress": policy}
+    if repos:
+        request["git"] = repos
     with app.client() as client:
         client.health()  # finds, or starts, the daemon before the spinner below turns
         if snapshot is not None:
@@ -83,6 +98,14 @@ def create_command(app: App, /, snapshot: str | None, spec_file: str | None, **o
         app.print_json(sandbox.info)
     else:
         click.echo(sandbox.id)
+
+
+def _repos(given: tuple[str, ...], secret: str | None) -> list[str | dict[str, Any]]:
+    if secret is None:
+        return [*given]
+    from forkyard.sdk.validation import git_repo
+
+    return [git_repo(text).model_dump(exclude_defaults=True) | {"secret": secret} for text in given]
 
 
 def _waiting(app: App, message: str) -> contextlib.AbstractContextManager[object]:

@@ -48,11 +48,15 @@ class Egress:
         """Runs as long as the daemon does: the only consumer of `Host.egress`."""
         async for record in self._ground.host.egress():
             self._note(record)
-            self._unwritten.append(record)
-            if self._flusher is None or self._flusher.done():
-                self._flusher = asyncio.create_task(self._flush(FLUSH_AFTER_S), name="write egress")
-            if len(self._unwritten) >= MAX_UNWRITTEN:
+            self.take(record)
+            if self._flusher is not None and len(self._unwritten) >= MAX_UNWRITTEN:
                 await asyncio.wait([self._flusher])
+
+    def take(self, record: EgressRecord) -> None:
+        """Also of what this daemon itself fetched for a sandbox."""
+        self._unwritten.append(record)
+        if self._flusher is None or self._flusher.done():
+            self._flusher = asyncio.create_task(self._flush(FLUSH_AFTER_S), name="write egress")
 
     async def settle(self) -> None:
         """What has come is written when this returns."""

@@ -11,8 +11,8 @@ import asyncio
 import hashlib
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Collection, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
@@ -28,6 +28,7 @@ from forkyard.control.snapshots import Snapshots
 from forkyard.control.turns import deleted_meanwhile, outcome
 from forkyard.errors import (
     GuestUnreachable,
+    HostFailure,
     IdempotencyConflict,
     InvalidRequest,
     InvalidShape,
@@ -39,6 +40,7 @@ from forkyard.guest.base import Guest
 from forkyard.hosts.base import Created, CreateSpec, Incarnation
 from forkyard.lifecycle import ENDED, Cause, State
 from forkyard.models import Page, SandboxCreate, SandboxInfo, SandboxLogs, SandboxUpdate
+from forkyard.models.specs import GitRepo
 from forkyard.store.records import IdempotencyClaim, NewSandbox, SandboxRecord
 from forkyard.vmm.base import VmUsage
 
@@ -57,6 +59,12 @@ _NOT_NULL = (
     "network",
     "activity_threshold_bytes",
 )
+
+
+#: In the block they are made; what it gives puts them into the guest.
+MakeClones = Callable[
+    [SandboxRecord, Sequence[GitRepo]], AbstractAsyncContextManager[Callable[[Guest], Awaitable[None]]]
+]
 
 
 class Sandboxes:
@@ -79,6 +87,8 @@ class Sandboxes:
         self._room = room
         self._sleep = sleep
         self._snapshots = snapshots
+        #: Who makes the repositories of a new sandbox ready, while its machine is made. Hosting fills this in.
+        self.clones: MakeClones = _no_clones
         self._claims: dict[tuple[str, str], tuple[str, asyncio.Task[SandboxInfo]]] = {}
 
     # ── create ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -123,8 +133,10 @@ class Sandboxes:
         try:
             await self._room.on_disk(MACHINE_BYTES, "a new sandbox")
             spec = await self._ground.spec_of(record, snapshot_id=record.snapshot_id)
-            created = await self._make_machine(machine(record), spec)
-            await self._ground.prepare(record, machine(record))
+            async with self.clones(record, request.git) as put_clones:
+                created = await self._make_machine(machine(record), spec)
+                await self._ground.prepare(record, machine(record))
+                await put_clones(self._ground.host.guest(machine(record)))
         except Exception as raised:
             error = known(raised, "create", sandbox_id)
             # The host left nothing behind by contract; asking it again costs nothing and covers what came too late.
@@ -336,6 +348,19 @@ class Sandboxes:
     async def delete(self, sandbox_id: str) -> None:
         """Returns when the machine and all it owned are gone. Deleting what is deleted is fine."""
         await self._removal.delete(sandbox_id)
+
+
+@asynccontextmanager
+async def _no_clones(
+    _record: SandboxRecord, repos: Sequence[GitRepo]
+) -> AsyncIterator[Callable[[Guest], Awaitable[None]]]:
+    if repos:
+        raise HostFailure("this daemon has no git")
+
+    async def put(_guest: Guest) -> None:
+        pass
+
+    yield put
 
 
 def _just_ended(sandbox_id: str) -> GuestUnreachable:

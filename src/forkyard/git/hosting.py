@@ -9,12 +9,14 @@ from pathlib import Path
 from forkyard.control.identities import Identities, Principal
 from forkyard.control.plane import ControlPlane
 from forkyard.git.automation import Automation, Outward
+from forkyard.git.clones import Clones
 from forkyard.git.commits import Commits
 from forkyard.git.content import Content
 from forkyard.git.history import History
 from forkyard.git.imports import Archive, Imports
 from forkyard.git.lfs import Lfs
 from forkyard.git.merging import Merging
+from forkyard.git.mirrors import BUDGET_BYTES
 from forkyard.git.process import Git
 from forkyard.git.refs import Refs
 from forkyard.git.repositories import Repo, Repositories, head_of
@@ -23,6 +25,8 @@ from forkyard.git.search import Search
 from forkyard.git.transfer import Transfer
 from forkyard.git.upkeep import Upkeep
 from forkyard.models.git import FilesSource, Permission, RepoCreate, RepoInfo, RepoToken, Visibility
+from forkyard.net.outside import Outside
+from forkyard.net.resolver import HostResolver
 from forkyard.store.sql import Store
 
 QUOTA_BYTES = 10 * 2**30
@@ -39,6 +43,8 @@ class GitHosting:
         quota_bytes: int = QUOTA_BYTES,
         url: str = "",
         outward: Outward | None = None,
+        outside: Outside | None = None,
+        mirrors_bytes: int = BUDGET_BYTES,
     ) -> None:
         self.identities = identities
         #: Where git clients find the daemon, if a request does not say: `http://127.0.0.1:7070`.
@@ -57,12 +63,23 @@ class GitHosting:
         self.triggers = self.automation.triggers
         self.sync = self.automation.sync
         self.reviews = Reviews(control, self, outward or Outward())
+        self.clones = Clones(
+            control,
+            self.repositories,
+            outside or Outside(HostResolver()),
+            root,
+            hosted_at=lambda: self.url,
+            mirrors_bytes=mirrors_bytes,
+            ca=None if outward is None else outward.extra_ca_file,
+        )
+        control.sandboxes.clones = self.clones.making
         self._imports = Imports(self.repositories.git, self.refs)
         self.quota_bytes = quota_bytes
         self._upkeep: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         await self.repositories.start()
+        await self.clones.start()
         await self.reviews.start()
         await self.automation.start()
         assert self.automation.actions is not None

@@ -125,7 +125,7 @@ class Repositories:
             )
             if fill is not None:
                 await fill(scratch)
-            size_bytes = await asyncio.to_thread(_measure, scratch)
+            size_bytes = await asyncio.to_thread(measured_bytes, scratch)
             if size_bytes > record.quota_bytes:
                 raise RepoFull(
                     f"what shall be in it is {size_bytes} bytes; its quota is {record.quota_bytes}", size=size_bytes
@@ -230,7 +230,7 @@ class Repositories:
                 log.error("a push was not told of", repo=repo.id, exc_info=error)
 
     async def measured(self, repo: Repo, *, pushed_at: datetime | None = None) -> int:
-        size_bytes = await asyncio.to_thread(_measure, repo.path, repo.lfs)
+        size_bytes = await asyncio.to_thread(measured_bytes, repo.path, repo.lfs)
         await self._store.note_repo(repo.id, size_bytes=size_bytes, pushed_at=pushed_at)
         return size_bytes
 
@@ -257,7 +257,7 @@ def checked_name(name: str) -> str:
     return name
 
 
-def _measure(*paths: Path) -> int:
+def measured_bytes(*paths: Path) -> int:
     total = 0
     for path in paths:
         for directory, _, files in os.walk(path):

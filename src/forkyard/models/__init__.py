@@ -8,15 +8,15 @@ can talk to a newer daemon.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from forkyard.lifecycle import Cause, State
 from forkyard.models.base import Answer, Request
 from forkyard.models.base import Page as Page
 from forkyard.models.network import NetworkPolicy, Secret
-from forkyard.models.specs import Spec
+from forkyard.models.specs import GitRepo, Spec
 
 #: Lower case letters and digits only: an id is also a host name and a label in preview URLs.
 SandboxId = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9]{19}$")]
@@ -86,6 +86,21 @@ class SandboxCreate(Request):
         le=2**31 - 1,
         description="More network traffic than this, in a quarter of the idle timeout, keeps it awake.",
     )
+
+    git: list[GitRepo] = Field(
+        default_factory=list,
+        max_length=16,
+        description="Repositories that are cloned before the answer, hosted ones or others. A string is "
+        "`URL[#REV][:PATH]`. Default path: /repo.",
+    )
+
+    @model_validator(mode="after")
+    def _clones_apart(self) -> Self:
+        paths = [repo.path.rstrip("/") for repo in self.git]
+        for path in paths:
+            if paths.count(path) > 1:
+                raise ValueError(f"two repositories cannot both be cloned to {path}; give each a path of its own")
+        return self
 
     def shape(self) -> Shape:
         return Shape(vcpus=self.vcpus, memory_mib=self.memory_mib, disk_gib=self.disk_gib)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, Literal, Self
@@ -48,6 +49,9 @@ UnitName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9@:_.
 Package = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.+-]*(:[a-z0-9]+)?(=[A-Za-z0-9.+~:-]+)?$", max_length=128)
 ]
+SecretName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,255}$")]
+#: What can only be the name of a hosted repository.
+HOSTED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 Salt = Annotated[str, StringConstraints(max_length=256), AfterValidator(_clean)]
 
 
@@ -88,30 +92,75 @@ class FileStep(_Part):
         return self
 
 
-class GitStep(_Part):
+class GitRepo(_Part):
+    """A repository to clone. In a spec it is a step, at a create it is there before the answer."""
+
     url: Text = Field(
-        description="Where to clone from. `http://git.forkyard.internal/NAME.git` is a hosted repository."
+        description="Where to clone from: http, https, git or ssh; or the name of a hosted repository, which inside is "
+        "`http://git.forkyard.internal/NAME.git`."
     )
-    path: Path = "/repo"
+    path: Path = Field("/repo", description="Where to: a directory that is empty or not there.")
     rev: Text | None = Field(None, description="Branch, tag or commit. Default: the default branch.")
-    depth: int | None = Field(None, ge=1)
+    depth: int | None = Field(None, ge=1, description="So many commits, and no more.")
+    user: User | None = Field(None, description="Whose it is. Default: root; in a spec, the user of the step.")
+    secret: SecretName | None = Field(
+        None, description="Secret with a password or token, for http and https: one of the sandbox, or a stored one."
+    )
+    username: str = Field("git", pattern=r"^[\x21-\x39\x3b-\x7e]{1,128}$", description="Sent with the secret.")
+
+    def __init__(
+        self,
+        url: str | None = None,
+        path: str | None = None,
+        rev: str | None = None,
+        depth: int | None = None,
+        **fields: Any,
+    ) -> None:
+        given = {"url": url, "path": path, "rev": rev, "depth": depth, **fields}
+        super().__init__(**{name: value for name, value in given.items() if value is not None})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, given: Any) -> Any:
+        if not isinstance(given, str):
+            return given
+        rest, colon, path = given.rpartition(":")
+        if not colon or not path.startswith("/") or path.startswith("//"):
+            rest, path = given, ""
+        url, _, rev = rest.partition("#")
+        return {"url": url, **({"path": path} if path else {}), **({"rev": rev} if rev else {})}
 
     @field_validator("url")
     @classmethod
     def _no_password(cls, url: str) -> str:
+        if HOSTED.fullmatch(url) and ".." not in url:
+            return url
         scheme, _, rest = url.partition("://")
-        if scheme not in ("http", "https", "git", "ssh", "file") or not rest:
-            raise ValueError("give a url such as https://example.com/repo.git")
+        if scheme not in ("http", "https", "git", "ssh", "file") or not rest or any(char.isspace() for char in url):
+            raise ValueError("give a url such as https://example.com/repo.git, or the name of a hosted repository")
         if scheme != "ssh" and "@" in rest.partition("/")[0]:
-            raise ValueError("has a credential in it, which would stay in the layer; give it as a secret of the build")
+            raise ValueError("has a credential in it, which would stay in the clone; store it and name it as `secret`")
         return url
+
+    @field_validator("path")
+    @classmethod
+    def _absolute(cls, path: str) -> str:
+        if not path.startswith("/") or ".." in path.split("/"):
+            raise ValueError("give a path from the root, such as /repo, without `..`")
+        return path
 
     @field_validator("rev")
     @classmethod
     def _no_option(cls, rev: str | None) -> str | None:
-        if rev is not None and rev.startswith("-"):
-            raise ValueError("a revision does not begin with `-`")
+        if rev is not None and (rev.startswith("-") or any(ord(char) <= 32 for char in rev)):
+            raise ValueError("a revision does not begin with `-`, and has no spaces")
         return rev
+
+    @model_validator(mode="after")
+    def _secret_over_http(self) -> Self:
+        if self.secret is not None and not self.url.startswith(("http://", "https://")):
+            raise ValueError("a secret is for http and https")
+        return self
 
 
 class RunStep(_Part):
@@ -224,7 +273,7 @@ class Step(_Part):
 
     apt: list[Package] | None = Field(None, min_length=1, max_length=500, description="Debian packages.")
     files: dict[Path, FileStep] | None = Field(None, min_length=1, max_length=1000, description="By path.")
-    git: GitStep | None = Field(None, description="Clone a repository.")
+    git: GitRepo | None = Field(None, description="Clone a repository.")
     run: RunStep | None = Field(None, description="A command; a failure ends the build.")
     install: InstallStep | None = Field(None, description="Dependencies of a lockfile.")
     env: dict[Name, Value] | None = Field(

@@ -70,9 +70,17 @@ class Spec:
         """By path in the machine: text, bytes, or a local `Path`, which may be a directory."""
         return self._step(files=_files(files, Path()))
 
-    def git(self, url: str, path: str = "/repo", rev: str | None = None, *, depth: int | None = None) -> Spec:
-        """Clone a repository."""
-        return self._step(git={"url": url, "path": path, "rev": rev, "depth": depth})
+    def git(
+        self,
+        url: str,
+        path: str = "/repo",
+        rev: str | None = None,
+        *,
+        depth: int | None = None,
+        secret: str | None = None,
+    ) -> Spec:
+        """Clone a repository, a hosted one by its name. `secret`: the name of a stored one, for another host."""
+        return self._step(git={"url": url, "path": path, "rev": rev, "depth": depth, "secret": secret})
 
     def run(self, command: str, *, user: str | None = None, cwd: str | None = None, timeout_s: float = 3600) -> Spec:
         """A shell command; a failure ends the build."""

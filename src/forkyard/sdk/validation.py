@@ -21,6 +21,7 @@ from forkyard.models import (
 from forkyard.models.builds import ServiceCreate
 from forkyard.models.network import EgressPolicy, EgressRule, NetworkPolicy, Preset
 from forkyard.models.reviews import ReviewPlan
+from forkyard.models.specs import GitRepo
 from forkyard.models.ssh import SshAccessCreate, SshKeyCreate
 
 M = TypeVar("M", bound=BaseModel)
@@ -61,6 +62,10 @@ def sandbox_fork(**fields: Any) -> SandboxFork:
     return _valid(SandboxFork, fields)
 
 
+def git_repo(given: GitRepo | str | Mapping[str, Any]) -> GitRepo:
+    return given if isinstance(given, GitRepo) else _valid(GitRepo, given)
+
+
 def snapshot_create(**fields: Any) -> SnapshotCreate:
     return _valid(SnapshotCreate, fields)
 
@@ -97,7 +102,7 @@ def review_plan(plan: ReviewPlan | Mapping[str, Any] | None) -> ReviewPlan:
     return plan if isinstance(plan, ReviewPlan) else _valid(ReviewPlan, dict(plan or {}))
 
 
-def _valid(model: type[M], fields: dict[str, Any]) -> M:
+def _valid(model: type[M], fields: Any) -> M:
     try:
         return model.model_validate(fields)
     except ValidationError as exc:

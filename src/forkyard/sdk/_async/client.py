@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from secrets import token_hex
@@ -27,6 +27,7 @@ from forkyard.models import (
     SandboxInfo,
 )
 from forkyard.models.network import Secret
+from forkyard.models.specs import GitRepo
 from forkyard.sdk import connect, validation, wire
 from forkyard.sdk._async import runtime
 from forkyard.sdk._async.builds import AsyncBuilds
@@ -140,6 +141,7 @@ class AsyncSandboxes:
         network: validation.Network | None = None,
         secrets: Mapping[str, Secret | Mapping[str, Any]] | None = None,
         identity: str | None = None,
+        git: Sequence[GitRepo | str | Mapping[str, Any]] | None = None,
         activity_threshold_bytes: int = DEFAULT_ACTIVITY_BYTES,
         idempotency_key: str | None = None,
         timeout_s: float = wire.CREATE_S,
@@ -156,8 +158,9 @@ class AsyncSandboxes:
         `network`: what may leave and enter: the name of a preset, an `EgressPolicy` or a `NetworkPolicy`. Default: the
         preset `coding`; with a snapshot, what its sandbox has. `secrets` are variables whose value never enters the
         machine: it is put in on the way to the named hosts. With an `identity` (its id or name), the repositories that it
-        may use are at http://git.forkyard.internal/NAME.git in there, without a credential. More traffic than
-        `activity_threshold_bytes` in a quarter of the idle timeout keeps it awake.
+        may use are at http://git.forkyard.internal/NAME.git in there, without a credential. Repositories of `git`
+        (`GitRepo`, or `"URL#REV:PATH"`; hosted ones by name) are cloned before this returns, to /repo unless said
+        otherwise. More traffic than `activity_threshold_bytes` in a quarter of the idle timeout keeps it awake.
 
         A create that is retried with the same `idempotency_key` gives the same sandbox; the client sends one by itself,
         so that a broken connection never leaves a second machine. After `timeout_s` it raises `OperationTimeout`.
@@ -180,6 +183,7 @@ class AsyncSandboxes:
             checkpoints_kept=checkpoints_kept,
             secrets=dict(secrets or {}),
             identity=identity,
+            git=list(git or ()),
             activity_threshold_bytes=activity_threshold_bytes,
         )
         body = request.model_dump(exclude_defaults=True)
