@@ -17,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +40,12 @@ from forkyard.store.sql import Store
 T = TypeVar("T")
 
 
+def _add_env(guest: Guest, env: Mapping[str, str]) -> None:
+    """As the identity of a machine does. An agent on this machine must not be given one: it would set its clock."""
+    execute = guest.execute
+    setattr(guest, "execute", lambda spec: execute(replace(spec, env={**env, **spec.env})))  # noqa: B010
+
+
 class AgentHost(MemoryHost):
     """Machines that are an agent process each. A copy of one is a new agent: memory is the VM tier's to test."""
 
@@ -49,7 +56,7 @@ class AgentHost(MemoryHost):
         super().__init__(lambda incarnation, _spec: self._guests[incarnation])
 
     async def create(self, incarnation: Incarnation, spec: CreateSpec) -> Created:
-        self._guests[incarnation] = await self._start()
+        self._guests[incarnation] = await self._start(spec)
         return await super().create(incarnation, spec)
 
     async def destroy(self, incarnation: Incarnation) -> None:
@@ -70,13 +77,14 @@ class AgentHost(MemoryHost):
 
     async def copy_guest(self, incarnation: Incarnation, spec: CreateSpec, source: Guest, *, memory: bool) -> Guest:
         # A snapshot keeps the machine itself; what is restored from it is new in any case.
-        return source if incarnation in self.world.machines else await self._start()
+        return source if incarnation in self.world.machines else await self._start(spec)
 
-    async def _start(self) -> Guest:
+    async def _start(self, spec: CreateSpec) -> Guest:
         async with contextlib.AsyncExitStack() as stack:
             directory = Path(tempfile.mkdtemp(dir=self._root))
             agent = await stack.enter_async_context(LocalAgent(directory))
             guest = await connect(agent.socket, timeout_s=20)
+            _add_env(guest, spec.env)
             self._agents[guest] = stack.pop_all()
         return guest
 

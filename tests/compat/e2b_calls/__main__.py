@@ -1,7 +1,7 @@
 """Calls of the published `e2b` package, each with what a caller may rely on.
 
 Runs in the environment of that package, and prints a line of JSON for each call: its name, and what went wrong if anything
-did. Everything happens below the directory E2B_TEST_DIR: sandboxes of this test are processes of this machine. With
+did. Everything happens below the directory COMPAT_DIR: sandboxes of this test are processes of this machine. With
 `--list` it prints the names alone, and the oldest version that has each; that needs no package.
 """
 
@@ -18,6 +18,10 @@ from registry import CALLS, Yard
 ORDER = ("sandboxes", "commands", "files", "sleep", "asynchronous", "end")
 
 
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:3])
+
+
 def main() -> None:
     for name in ORDER:
         importlib.import_module(name)
@@ -26,10 +30,9 @@ def main() -> None:
         return
     from importlib.metadata import version
 
-    major, minor = (int(part) for part in version("e2b").split(".")[:2])
-    yard = Yard((major, minor))
+    ours, yard = _number(version("e2b")), Yard()
     for name, since, check in CALLS:
-        if since > yard.version:
+        if _number(since) > ours:
             continue
         began, wrong = time.monotonic(), None
         try:

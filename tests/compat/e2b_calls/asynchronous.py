@@ -21,7 +21,7 @@ def _async(work: Callable[[Any], Any]) -> Check:
 
 
 async def _a_create(y: Yard, _: Any) -> None:
-    sbx = await y.e2b.AsyncSandbox.create(timeout=30)
+    sbx = await y.e2b.AsyncSandbox.create(timeout=300)
     assert await sbx.is_running()
     assert (await sbx.get_info()).sandbox_id == sbx.sandbox_id
     assert await sbx.kill()

@@ -115,7 +115,7 @@ def _(y: Yard) -> None:
     assert handle.wait().stdout == "got a line\n"
 
 
-@call("commands.close_stdin", (2, 24))
+@call("commands.close_stdin", "2.24")
 def _(y: Yard) -> None:
     handle = y.sbx.commands.run("cat", background=True, stdin=True)
     y.sbx.commands.send_stdin(handle.pid, "to the end")
@@ -123,7 +123,7 @@ def _(y: Yard) -> None:
     assert handle.wait().stdout == "to the end"
 
 
-@call("commands.stream_input", (2, 63))
+@call("commands.stream_input", "2.63")
 def _(y: Yard) -> None:
     handle = y.sbx.commands.run("cat", background=True, stdin=True)
     y.sbx.commands.stream_input(handle.pid, ["one ", b"two ", "three"])
@@ -170,7 +170,7 @@ def _(y: Yard) -> None:
     assert y.sbx.pty.kill(handle.pid) is False
 
 
-@call("pty.connect", (2, 24))
+@call("pty.connect", "2.24")
 def _(y: Yard) -> None:
     handle = _terminal(y)
     handle.disconnect()

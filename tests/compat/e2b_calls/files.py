@@ -31,7 +31,7 @@ def _(y: Yard) -> None:
     assert b"".join(y.sbx.files.read(y.path("big.bin"), format="stream")) == b"0123456789" * 100_000
 
 
-@call("files.read: gzip", (2, 24))
+@call("files.read: gzip", "2.24")
 def _(y: Yard) -> None:
     assert y.sbx.files.read(y.path("new/dir/a.txt"), gzip=True) == "some text"
 
@@ -52,13 +52,13 @@ def _(y: Yard) -> None:
     assert written.path == y.path("relative.txt")
 
 
-@call("files.write: gzip", (2, 63))
+@call("files.write: gzip", "2.63")
 def _(y: Yard) -> None:
     y.sbx.files.write(y.path("packed.txt"), "packed " * 1000, gzip=True)
     assert y.sbx.files.read(y.path("packed.txt")) == "packed " * 1000
 
 
-@call("files.write: stream", (2, 63))
+@call("files.write: stream", "2.63")
 def _(y: Yard) -> None:
     y.sbx.files.write(y.path("streamed.txt"), iter([b"one ", b"two"]))
     assert y.sbx.files.read(y.path("streamed.txt")) == "one two"
@@ -190,7 +190,7 @@ def _(y: Yard) -> None:
     assert y.sbx.files.read(y.path("up.txt")) == "sent up"
 
 
-@call("git.init, git.status", (2, 24))
+@call("git.init, git.status", "2.24")
 def _(y: Yard) -> None:
     y.sbx.git.init(y.path("repo"))
     assert y.sbx.git.status(y.path("repo")).is_clean

@@ -10,10 +10,10 @@ from typing import Any
 
 Check = Callable[["Yard"], None]
 #: In the order they run. Name, oldest version that has it, what is checked.
-CALLS: list[tuple[str, tuple[int, int], Check]] = []
+CALLS: list[tuple[str, str, Check]] = []
 
 
-def call(name: str, since: tuple[int, int] = (2, 7)) -> Callable[[Check], Check]:
+def call(name: str, since: str = "2.7") -> Callable[[Check], Check]:
     def add(check: Check) -> Check:
         assert name not in [known for known, _, _ in CALLS]
         CALLS.append((name, since, check))
@@ -25,12 +25,14 @@ def call(name: str, since: tuple[int, int] = (2, 7)) -> Callable[[Check], Check]
 class Yard:
     """What the calls share: one sandbox, and a directory in it."""
 
-    def __init__(self, version: tuple[int, int]) -> None:
+    def __init__(self) -> None:
         import e2b
 
         self.e2b = e2b
-        self.version = version
-        self.dir = os.environ["E2B_TEST_DIR"]
+        self.dir = os.environ["COMPAT_DIR"]
+        #: A shell of a login reads what the owner of this machine has in their home: not that of a test.
+        self.envs = {} if "COMPAT_VM" in os.environ else {"HOME": self.dir}
+        self.metadata = {"purpose": "test & more", "run": str(time.time_ns())}
         self.sbx: Any = None
         self.loop = asyncio.new_event_loop()  # one: the package keeps connections
 

@@ -9,9 +9,7 @@ from registry import Yard, call, expect, until
 
 @call("Sandbox.create")
 def _(y: Yard) -> None:
-    y.sbx = y.e2b.Sandbox.create(
-        timeout=120, metadata={"purpose": "test & more", "run": "1"}, envs={"GREETING": "hello"}
-    )
+    y.sbx = y.e2b.Sandbox.create(timeout=1200, metadata=y.metadata, envs={"GREETING": "hello", **y.envs})
     assert y.sbx.sandbox_id.isalnum()
 
 
@@ -31,13 +29,13 @@ def _(y: Yard) -> None:
     assert made.kill()
 
 
-@call("Sandbox.create: network", (2, 24))
+@call("Sandbox.create: network", "2.24")
 def _(y: Yard) -> None:
     made = y.e2b.Sandbox.create(network={"allow_out": ["192.0.2.1", "example.com"], "deny_out": ["0.0.0.0/0"]})
     assert made.kill()
 
 
-@call("Sandbox.create: idempotency_key", (2, 60))
+@call("Sandbox.create: idempotency_key", "2.60")
 def _(y: Yard) -> None:
     one = y.e2b.Sandbox.create(idempotency_key="the-same")
     two = y.e2b.Sandbox.create(idempotency_key="the-same")
@@ -61,9 +59,9 @@ def _(y: Yard) -> None:
 def _(y: Yard) -> None:
     info = y.sbx.get_info()
     assert info.sandbox_id == y.sbx.sandbox_id
-    assert info.metadata == {"purpose": "test & more", "run": "1"}
+    assert info.metadata == y.metadata
     assert info.template_id == "base"
-    assert 100 < (info.end_at - info.started_at).total_seconds() <= 121
+    assert 1100 < (info.end_at - info.started_at).total_seconds() <= 1201
     assert info.cpu_count >= 1
     assert info.memory_mb >= 128
     assert "running" in str(info.state).lower()
@@ -88,7 +86,7 @@ def _(y: Yard) -> None:
 
 @call("Sandbox.list: metadata")
 def _(y: Yard) -> None:
-    query = y.e2b.SandboxQuery(metadata={"purpose": "test & more"})
+    query = y.e2b.SandboxQuery(metadata=y.metadata)
     assert [one.sandbox_id for one in y.e2b.Sandbox.list(query=query).next_items()] == [y.sbx.sandbox_id]
     nothing = y.e2b.SandboxQuery(metadata={"purpose": "another"})
     assert y.e2b.Sandbox.list(query=nothing).next_items() == []
@@ -115,7 +113,7 @@ def _(y: Yard) -> None:
         one.kill()
 
 
-@call("Sandbox.list: order", (2, 60))
+@call("Sandbox.list: order", "2.60")
 def _(y: Yard) -> None:
     found = y.e2b.Sandbox.list(order="asc").next_items()
     assert [one.started_at for one in found] == sorted(one.started_at for one in found)
@@ -123,21 +121,21 @@ def _(y: Yard) -> None:
 
 @call("sandbox.set_timeout")
 def _(y: Yard) -> None:
-    y.sbx.set_timeout(600)
+    y.sbx.set_timeout(1800)
     info = y.sbx.get_info()
-    assert (info.end_at - info.started_at).total_seconds() > 500
+    assert (info.end_at - info.started_at).total_seconds() > 1700
 
 
 @call("Sandbox.set_timeout (by id)")
 def _(y: Yard) -> None:
-    y.e2b.Sandbox.set_timeout(y.sbx.sandbox_id, 300)
+    y.e2b.Sandbox.set_timeout(y.sbx.sandbox_id, 1500)
     expect(y.e2b.NotFoundException, lambda: y.e2b.Sandbox.set_timeout("i" + "0" * 19, 300))
 
 
 @call("timeout ends a sandbox")
 def _(y: Yard) -> None:
-    made = y.e2b.Sandbox.create(timeout=1)
-    until(lambda: not made.is_running())
+    made = y.e2b.Sandbox.create(timeout=4)
+    until(lambda: not made.is_running(), 30)
     expect(y.e2b.NotFoundException, made.get_info)
 
 

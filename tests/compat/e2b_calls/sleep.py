@@ -22,15 +22,15 @@ def _(y: Yard) -> None:
 
 @call("sandbox.connect: resumes")
 def _(y: Yard) -> None:
-    y.sbx = y.e2b.Sandbox.connect(y.sbx.sandbox_id, timeout=200)
+    y.sbx = y.e2b.Sandbox.connect(y.sbx.sandbox_id, timeout=1500)
     assert y.sbx.is_running() is True
     assert y.sbx.commands.run("echo back").stdout == "back\n"
 
 
-@call("Sandbox.create: pauses at its timeout", (2, 63))
+@call("Sandbox.create: pauses at its timeout", "2.63")
 def _(y: Yard) -> None:
-    made = y.e2b.Sandbox.create(timeout=1, lifecycle={"on_timeout": "pause"})
-    until(lambda: "paused" in str(made.get_info().state).lower(), 3.5)
+    made = y.e2b.Sandbox.create(timeout=4, lifecycle={"on_timeout": "pause"})
+    until(lambda: "paused" in str(made.get_info().state).lower(), 30)
     made = y.e2b.Sandbox.connect(made.sandbox_id, timeout=60)
     assert made.is_running()
     assert made.kill()
@@ -39,14 +39,14 @@ def _(y: Yard) -> None:
 @call("Sandbox.create: auto_pause (once beta_create)")
 def _(y: Yard) -> None:
     if hasattr(y.e2b.Sandbox, "beta_create"):
-        made = y.e2b.Sandbox.beta_create(timeout=1, auto_pause=True)
+        made = y.e2b.Sandbox.beta_create(timeout=4, auto_pause=True)
     else:
-        made = y.e2b.Sandbox.create(timeout=1, lifecycle={"on_timeout": "pause", "auto_resume": False})
-    until(lambda: "paused" in str(made.get_info().state).lower(), 3.5)
+        made = y.e2b.Sandbox.create(timeout=4, lifecycle={"on_timeout": "pause", "auto_resume": False})
+    until(lambda: "paused" in str(made.get_info().state).lower(), 30)
     assert made.kill()
 
 
-@call("Sandbox.create: resumes by itself", (2, 63))
+@call("Sandbox.create: resumes by itself", "2.63")
 def _(y: Yard) -> None:
     made = y.e2b.Sandbox.create(timeout=60, lifecycle={"on_timeout": "pause", "auto_resume": True})
     made.pause()
@@ -54,7 +54,7 @@ def _(y: Yard) -> None:
     assert made.kill()
 
 
-@call("sandbox.fork", (2, 34))
+@call("sandbox.fork", "2.34")
 def _(y: Yard) -> None:
     end = y.sbx.get_info().end_at
     forks = y.sbx.fork(count=2)
@@ -66,7 +66,7 @@ def _(y: Yard) -> None:
         assert one.kill()
 
 
-@call("sandbox.create_snapshot", (2, 14))
+@call("sandbox.create_snapshot", "2.14")
 def _(y: Yard) -> None:
     made = y.sbx.create_snapshot()
     assert made.snapshot_id
@@ -77,7 +77,7 @@ def _(y: Yard) -> None:
     assert y.e2b.Sandbox.delete_snapshot(made.snapshot_id) is False
 
 
-@call("sandbox.create_snapshot: name", (2, 24))
+@call("sandbox.create_snapshot: name", "2.24")
 def _(y: Yard) -> None:
     made = y.sbx.create_snapshot(name="with-a-name")
     assert "with-a-name" in made.names[0]
@@ -86,7 +86,7 @@ def _(y: Yard) -> None:
     assert y.e2b.Sandbox.delete_snapshot(made.names[0]) is True
 
 
-@call("sandbox.list_snapshots", (2, 14))
+@call("sandbox.list_snapshots", "2.14")
 def _(y: Yard) -> None:
     made = y.sbx.create_snapshot()
     pages = y.sbx.list_snapshots()
@@ -95,18 +95,18 @@ def _(y: Yard) -> None:
     y.e2b.Sandbox.delete_snapshot(made.snapshot_id)
 
 
-@call("sandbox.update_network", (2, 24))
+@call("sandbox.update_network", "2.24")
 def _(y: Yard) -> None:
     y.sbx.update_network({"allow_out": ["example.com"], "deny_out": ["0.0.0.0/0"]})
     y.sbx.update_network({})
 
 
-@call("Template.exists", (2, 24))
+@call("Template.exists", "2.24")
 def _(y: Yard) -> None:
     assert y.e2b.Template.exists("base") is True
     assert y.e2b.Template.exists("no-such-template") is False
 
 
-@call("not served: an error, no retry for ever", (2, 43))
+@call("not served: an error, no retry for ever", "2.43")
 def _(y: Yard) -> None:
     expect(Exception, lambda: y.e2b.Volume.create("v"), "not served")
