@@ -7,6 +7,7 @@ rebuilds the same class from the `code`.
     ForkyardError
     ├── InvalidRequest            the caller asked for something impossible
     │   ├── InvalidShape
+    │   ├── InvalidSetting        of the daemon, in its environment
     │   └── InvalidPath
     ├── Unauthenticated
     ├── Forbidden
@@ -98,6 +99,12 @@ class InvalidShape(InvalidRequest):
     """No sandbox can have this shape."""
 
     code = "invalid_shape"
+
+
+class InvalidSetting(InvalidRequest):
+    """A setting in the environment is not valid."""
+
+    code = "invalid_setting"
 
 
 class InvalidPath(InvalidRequest):

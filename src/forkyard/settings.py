@@ -7,16 +7,36 @@ Each field below is set by `FORKYARD_<NAME>` in the environment; the field's des
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from forkyard.errors import InvalidSetting
 
-class Settings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="FORKYARD_", frozen=True, extra="ignore")
+PREFIX = "FORKYARD_"
 
+
+class _FromEnvironment(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            name = str(wrong["loc"][0]) if wrong["loc"] else "?"
+            variable = name if name.startswith(PREFIX) else PREFIX + name.upper()
+            raise InvalidSetting(
+                f"{variable} is {str(wrong['input'])[:100]!r}: {wrong['msg'].removeprefix('Value error, ')}; "
+                "correct it, or unset it to get the default",
+                setting=variable,
+            ) from None
+
+
+class Settings(_FromEnvironment):
     state_dir: Path = Field(Path("/var/lib/forkyard"), description="What must survive a reboot: database, keys, disks.")
     cache_dir_override: Path | None = Field(
         None,
@@ -180,11 +200,14 @@ class Settings(BaseSettings):
     @property
     def nameservers(self) -> list[tuple[str, int]]:
         """`dns_servers` as addresses and ports."""
-        found = []
-        for server in (self.dns_servers or "").replace(",", " ").split():
-            host, _, port = server.rpartition(":") if server.count(":") == 1 else (server, "", "53")
-            found.append((host, int(port)))
-        return found
+        return [_server(server) for server in (self.dns_servers or "").replace(",", " ").split()]
+
+    @field_validator("dns_servers")
+    @classmethod
+    def _are_servers(cls, given: str | None) -> str | None:
+        for server in (given or "").replace(",", " ").split():
+            _server(server)
+        return given
 
     @property
     def api_socket(self) -> Path:
@@ -201,10 +224,24 @@ class Settings(BaseSettings):
         return self.state_dir / "secrets-key"
 
 
-class ClientSettings(BaseSettings):
-    """What the SDK and the CLI read. Without a URL they look for the daemon of this machine."""
+def _server(text: str) -> tuple[str, int]:
+    """`9.9.9.9`, `9.9.9.9:53`, `2620:fe::fe` or `[2620:fe::fe]:53`."""
+    host, port = text, "53"
+    if text.startswith("[") and "]:" in text:
+        host, _, port = text[1:].rpartition("]:")
+    elif text.count(":") == 1:
+        host, _, port = text.partition(":")
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        raise ValueError(f"{host!r} is no address of a name server (it looks like 9.9.9.9 or 127.0.0.1:5353)") from None
+    if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+        raise ValueError(f"{port!r} is no port; ports are numbers from 1 to 65535")
+    return host, int(port)
 
-    model_config = SettingsConfigDict(env_prefix="FORKYARD_", frozen=True, extra="ignore")
+
+class ClientSettings(_FromEnvironment):
+    """What the SDK and the CLI read. Without a URL they look for the daemon of this machine."""
 
     url: str | None = Field(None, description="Where the API is, such as `http://127.0.0.1:7070`; for clients.")
     api_key: str | None = Field(None, description="API key a client presents. Default: the key file of this machine.")

@@ -7,6 +7,7 @@ import contextlib
 import secrets
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from forkyard.errors import HostFailure
 from forkyard.net import namespace
+from forkyard.net import slots as net_slots
 from forkyard.net.base import DOOR_ADDRESS
 from forkyard.net.slots import DIRECTORY, DOOR_PORT, Slots, open_listeners, open_socket
 
@@ -192,6 +194,37 @@ async def test_a_slot_whose_making_is_cancelled_leaves_nothing() -> None:
                 await making
             await some.release(number)
             assert left(some) == []
+
+
+async def test_stopping_in_the_middle_of_a_refill_leaves_nothing() -> None:
+    for pause_s in (0.25, 0.255, 0.26, 0.27, 0.3):  # a refill begins after a quarter of a second, and takes some ms
+        async with slots(spare=3) as some:
+            await asyncio.sleep(pause_s)
+            await some.stop()
+            assert left(some) == []
+
+
+async def test_making_is_over_when_a_cancelled_maker_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it is cancelled meanwhile."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slowly() -> None:
+        begun.set()
+        may_end.wait(10)
+
+    monkeypatch.setattr(net_slots, "_furnish", slowly)
+    async with slots() as some:
+        number = some.claim(()) or 0
+        making = asyncio.create_task(some.prepare(number))
+        await asyncio.to_thread(begun.wait, 10)
+        for _ in range(3):
+            making.cancel()
+            await asyncio.sleep(0.01)
+            assert not making.done()
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await making
+        assert left(some) == []
 
 
 async def test_a_door_can_be_opened_again_after_its_daemon_was_killed() -> None:

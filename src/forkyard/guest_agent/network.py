@@ -16,7 +16,9 @@ from .loop import Loop, log
 MAC = "02:fd:00:00:00:02"
 ADDRESS, NETMASK, GATEWAY = "10.177.0.2", "255.255.255.252", "10.177.0.1"
 _RETRY_S = 0.05
-_TRIES = 1200
+#: After so many the card may still come, but nobody waits for it any more.
+_EAGER_TRIES = 1200
+_PATIENT_S = 2.0
 
 _SIOCADDRT, _SIOCSIFADDR, _SIOCSIFNETMASK, _SIOCGIFFLAGS, _SIOCSIFFLAGS = 0x890B, 0x8916, 0x891C, 0x8913, 0x8914
 _IFF_UP = 1
@@ -24,24 +26,28 @@ _RTF_UP, _RTF_GATEWAY = 1, 2
 
 
 class Network:
-    """Set up as soon as the card is found: udev may load its driver after the agent has started."""
+    """Set up as soon as the card is found: udev may load its driver after the agent has started, and touch it meanwhile."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._tries = 0
+        self._said = ""
 
     def set_up(self) -> None:
         name = _card()
-        self._tries += 1
+        problem = "there is no network card"
         if name is not None:
             try:
                 _configure(name)
+                return
             except OSError as error:
-                log(f"network: {error}")
-        elif self._tries < _TRIES:
-            self._loop.later(_RETRY_S, self.set_up)
-        else:
-            log("network: there is no network card")
+                problem = str(error)
+        self._tries += 1
+        eager = self._tries < _EAGER_TRIES
+        if problem != self._said and (name is not None or not eager):
+            self._said = problem
+            log(f"network: {problem}")
+        self._loop.later(_RETRY_S if eager else _PATIENT_S, self.set_up)
 
 
 def _card() -> str | None:

@@ -58,8 +58,12 @@ WARM_UP = (
 SETTLE_S = 7.0
 
 
-#: The agent sets the network up as soon as the card is found. Says yes when it is.
-NETWORK_UP = "for i in $(seq 100); do grep -q '^eth0.*0003' /proc/net/route && echo yes && break; sleep 0.1; done"
+#: The agent sets the network up as soon as the card is found. Says yes when it is. On a host with much to do the driver of
+#: the card can come long after everything else.
+NETWORK_UP = "until grep -q '^eth0.*0003' /proc/net/route; do sleep 0.2; done; echo yes"
+NETWORK_UP_S = 120.0
+#: For whoever reads why it did not.
+NETWORK_STATE = "ls /sys/class/net; cat /proc/net/route; dmesg | grep -i -e virtio -e eth0 | tail -n 5"
 
 
 @dataclass(frozen=True)
@@ -286,8 +290,9 @@ class Templates:
                 failed = await errand.run(guest, "systemctl --failed --no-legend --plain")
                 raise TemplateBuildFailed(f"systemd reports {state!r}: {failed}")
             note("systemd-running")
-            if not await errand.run(guest, NETWORK_UP):
-                raise TemplateBuildFailed("its network card did not come up")
+            if await errand.run(guest, NETWORK_UP, NETWORK_UP_S) != "yes":
+                found = await errand.run(guest, NETWORK_STATE)
+                raise TemplateBuildFailed(f"its network card did not come up in {NETWORK_UP_S:.0f} s:\n{found}")
             note("network")
             progress("template: warming up", 0.7)
             await errand.run(guest, "resize2fs /dev/vda")

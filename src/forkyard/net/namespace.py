@@ -40,7 +40,9 @@ async def inside(namespace: Path, work: Callable[[], T]) -> T:
 
 
 async def create(namespace: Path, furnish: Callable[[], None]) -> None:
-    """A new network namespace that lasts until it is removed; `furnish` is called inside. If that fails, it is gone."""
+    """A new network namespace that lasts until it is removed; `furnish` is called inside. If that fails, or whoever
+    wanted it is cancelled, it is gone."""
+    existed = namespace.exists()
 
     def make() -> None:
         _check(_libc.unshare(_CLONE_NEWNET), "cannot make a network namespace")
@@ -51,7 +53,12 @@ async def create(namespace: Path, furnish: Callable[[], None]) -> None:
             remove(namespace)
             raise
 
-    await _in_thread(make)
+    try:
+        await _in_thread(make)
+    except asyncio.CancelledError:
+        if not existed:
+            remove(namespace)
+        raise
 
 
 def keep(namespace: Path, pid: int) -> None:
@@ -100,11 +107,16 @@ async def _in_thread(work: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="in a slot", daemon=True).start()
     future = asyncio.wrap_future(done)
-    try:
-        return await asyncio.shield(future)
-    except asyncio.CancelledError:
-        await asyncio.wait({future})  # so that what is undone next is not done again behind our back
-        raise
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():  # also if we are cancelled, and again: what is undone next must not be done behind our back
+        try:
+            await asyncio.wait({future})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        future.exception()  # it was seen
+        raise cancelled
+    return future.result()
 
 
 def _check(result: int, what: str) -> None:
