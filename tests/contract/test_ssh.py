@@ -587,6 +587,19 @@ def test_an_editor_s_way_a_script_by_standard_input_and_a_socks_proxy_beside_it(
     assert process.returncode == 6
 
 
+def test_what_comes_in_by_ssh_is_counted(ssh: Client, fy: Forkyard, echo: int) -> None:
+    with fy.sandboxes.create() as sandbox:
+        assert ssh.run(sandbox.id, "cat", input=bytes(30_000)).stdout == bytes(30_000)
+        used = sandbox.usage()
+        assert (used.ingress_bytes_in, used.ingress_bytes_out) == (30_000, 30_000)
+        local = _free_port()
+        with _tunnel(ssh, sandbox, "-L", f"{local}:localhost:{echo}"):
+            _until(lambda: _listens(local))
+            assert _exchange(local, bytes(20_000)) == bytes(20_000)
+        used = sandbox.usage()
+        assert (used.ingress_bytes_in, used.ingress_bytes_out) == (50_000, 50_000)
+
+
 def test_only_ports_of_the_sandbox_itself_are_forwarded(ssh: Client, sbx: Sandbox, echo: int) -> None:
     done = ssh.run(sbx.id, options=("-W", f"192.0.2.1:{echo}"))
     assert b"only ports of the sandbox itself" in done.stderr

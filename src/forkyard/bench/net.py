@@ -37,7 +37,7 @@ SOCKETS = 1000
 BULK_BYTES = 256_000_000
 _PORT, _SINK_PORT, _SOCKETS_PORT = 8000, 8001, 8002
 
-#: The same program in the guest and on the host: 200 bytes, HTTP/1.1, kept alive.
+#: The same program in the guest and on the host: 200 bytes, HTTP/1.1, kept alive; or, at /seen, what it was asked.
 _SERVER = """
 import http.server, sys
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -45,10 +45,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     wbufsize = -1
     def do_GET(self):
+        body = b"x" * 200
+        if self.path == "/seen":
+            body = (self.requestline + "\\r\\n" + str(self.headers).replace("\\n", "\\r\\n")).encode()
         self.send_response(200)
-        self.send_header("Content-Length", "200")
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(b"x" * 200)
+        self.wfile.write(body)
     def log_message(self, *_): pass
 server = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
 print(server.server_port, flush=True)
@@ -170,20 +173,23 @@ async def slots(n: int) -> dict[str, Sample]:
 
 async def preview(sandbox: AsyncSandbox, n: int, say: Say) -> dict[str, Sample]:
     """One request after the other on one connection: through the daemon, into the slot without it, and on the host
-    through nginx. The guest's own time is what the second takes."""
+    through nginx. The guest's own time is what the second takes: for what the daemon asks of it, X-Forwarded-* and all,
+    which an emulated guest takes its time to read."""
     say("net: a server in the guest, and the same on the host behind nginx")
     await _spawn(sandbox, _SERVER, str(_PORT))
     url = urlsplit(await sandbox.url(_PORT))
     alone = json.loads((await sandbox.exec(["python3", "-c", _ASK, str(_PORT), str(n)])).check().stdout)
     with _on_host(_SERVER, "0") as server, _nginx(int(server)) as proxy:
         say("net: requests")
-        await _requests(url.netloc, url.port or 80, n // 4)  # warm
+        asked, port = _get(url.netloc), url.port or 80
+        seen = await _seen(url.netloc, port)
+        await _requests(asked, port, n // 4)  # warm
         ours, direct, nginx, host = [], [], [], []
-        for _ in range(4):  # in turns, so that a busy moment is everybody's
-            ours += await _requests(url.netloc, url.port or 80, n // 4)
-            direct += await _requests("guest", await _into_slot(sandbox, _PORT), n // 4)
-            nginx += await _requests("host", proxy, n // 4)
-            host += await _requests("host", int(server), n // 4)
+        for _ in range(8):  # in turns, so that a busy moment is everybody's
+            ours += await _requests(asked, port, n // 8)
+            direct += await _requests(seen, await _into_slot(sandbox, _PORT), n // 8)
+            nginx += await _requests(asked, proxy, n // 8)
+            host += await _requests(asked, int(server), n // 8)
     own, direct_sample, nginx_sample = Sample(ours), Sample(direct), Sample(nginx)
     return {
         "preview_request": own,
@@ -195,12 +201,28 @@ async def preview(sandbox: AsyncSandbox, n: int, say: Say) -> dict[str, Sample]:
     }
 
 
-async def _requests(host: str, to: int | socket.socket, n: int) -> list[float]:
+def _get(host: str, path: str = "/") -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
+
+
+async def _seen(host: str, port: int) -> bytes:
+    """The request that the server in the guest is sent for ours."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        async with asyncio.timeout(60):
+            writer.write(_get(host, "/seen"))
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            size = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
+            return (await reader.readexactly(size)).replace(b"GET /seen ", b"GET / ")
+    finally:
+        writer.close()
+
+
+async def _requests(request: bytes, to: int | socket.socket, n: int) -> list[float]:
     if isinstance(to, int):
         reader, writer = await asyncio.open_connection("127.0.0.1", to)
     else:
         reader, writer = await asyncio.open_connection(sock=to)
-    request = f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
     took = []
     try:
         for _ in range(n):
@@ -226,15 +248,22 @@ async def _into_slot(sandbox: AsyncSandbox, port: int) -> socket.socket:
 
 
 def _slot_of(sandbox: AsyncSandbox) -> Path:
-    """There is one machine in this yard, and no pool: so its namespace is the one that a process is in."""
+    inside = (_hypervisor_of(sandbox) / "ns/net").stat().st_ino
+    for slot in DIRECTORY.glob("forkyard-*"):
+        with contextlib.suppress(OSError):
+            if slot.stat().st_ino == inside:
+                return slot
+    raise HostFailure("the slot of the machine was not found")
+
+
+def _hypervisor_of(sandbox: AsyncSandbox) -> Path:
+    """Its directory in /proc. There is one machine in this yard, and no pool."""
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if sandbox.id in (process / "cmdline").read_text() and "qemu-system" in (process / "cmdline").read_text():
-                inside = (process / "ns/net").stat().st_ino
-                for slot in DIRECTORY.glob("forkyard-*"):
-                    if slot.stat().st_ino == inside:
-                        return slot
-    raise HostFailure("the slot of the machine was not found")
+            command = (process / "cmdline").read_text()
+            if sandbox.id in command and "qemu-system" in command:
+                return process
+    raise HostFailure("the hypervisor of the machine was not found")
 
 
 @contextlib.contextmanager
@@ -297,18 +326,19 @@ def _free_port() -> int:
 
 async def bulk(sandbox: AsyncSandbox, own: str, n: int, say: Say) -> dict[str, Sample]:
     """`curl` in the guest and on the host, from one server. What the guest can take at all: the same bytes, pushed into
-    its slot by a program that does nothing else."""
+    its slot by a program that does nothing else. And whether its processor was the bound: which part of the time of the
+    download it ran, or waited for one of ours."""
     say("net: a big download")
     await _spawn(sandbox, _SINK, str(_SINK_PORT))
+    hypervisor = _hypervisor_of(sandbox)
     async with _bytes_server(own) as port:
         url = f"http://{own}:{port}/"
-        inside, outside, taken, cpu = [], [], [], []
+        inside, outside, taken, busy = [], [], [], []
         for _ in range(n):
-            before = (await sandbox.usage()).cpu_s
-            began = time.perf_counter()
+            before, began = _busy_s(hypervisor), time.perf_counter()
             inside.append(_mb_per_s((await sandbox.exec(_curl(url))).check().stdout))
-            took_s = time.perf_counter() - began
-            cpu.append(100 * ((await sandbox.usage()).cpu_s - before) / took_s)
+            took_s, after = time.perf_counter() - began, _busy_s(hypervisor)
+            busy.append(100 * max(after[thread] - before.get(thread, 0.0) for thread in after) / took_s)
             outside.append(_mb_per_s(await asyncio.to_thread(_curl_here, url)))
             taken.append(await _push(await _into_slot(sandbox, _SINK_PORT)))
     egress, host, guest = Sample(inside, "MB/s"), Sample(outside, "MB/s"), Sample(taken, "MB/s")
@@ -316,9 +346,19 @@ async def bulk(sandbox: AsyncSandbox, own: str, n: int, say: Say) -> dict[str, S
         "egress_download": egress,
         "egress_host_curl": host,
         "egress_guest_bound": guest,
-        "egress_guest_cpu": Sample(cpu, "%"),
+        "egress_guest_busy": Sample(busy, "%"),
         "egress_share": Sample([100 * egress.p50 / min(host.p50, guest.p50)], "%"),
     }
+
+
+def _busy_s(hypervisor: Path) -> dict[str, float]:
+    """Of each thread, how long it has run or waited to run. The guest's processor is the busiest of them."""
+    found = {}
+    for thread in (hypervisor / "task").iterdir():
+        with contextlib.suppress(OSError):
+            ran_ns, waited_ns, _ = (thread / "schedstat").read_text().split()
+            found[thread.name] = (int(ran_ns) + int(waited_ns)) / 1e9
+    return found
 
 
 def _curl(url: str) -> list[str]:

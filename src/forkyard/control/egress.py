@@ -170,7 +170,7 @@ class Egress:
 
     async def totals(self, sandbox_id: str) -> EgressTotals:
         """Over its life, and over all its machines."""
-        traffic = self._networks.traffic(await self._ground.record(sandbox_id))
+        traffic = await self._networks.moved(sandbox_id)
         return EgressTotals(
             connections=traffic.connections,
             denied=traffic.denied,

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import structlog
 
 from forkyard.control.activity import Activity
+from forkyard.control.ingress import Ingress
 from forkyard.control.placement import Limits, admit
 from forkyard.control.turns import Turns
 from forkyard.errors import ForkyardError, InternalError, SandboxEnded, SandboxNotFound, StateConflict
@@ -74,6 +75,7 @@ class Ground:
         self.limits = limits
         self.turns = Turns()
         self.activity = Activity()
+        self.ingress = Ingress()
         self.hot: dict[str, Hot] = {}
         #: What a machine of this sandbox is given, as of now. The control plane fills these in (`control.network`).
         self.network_of: NetworkOf = _closed

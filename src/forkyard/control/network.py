@@ -184,7 +184,11 @@ class Networks:
     def traffic(self, record: SandboxRecord) -> Traffic:
         """Of all its machines, up to now."""
         self.last_look(machine(record))
-        return _sum(record.traffic, self._unsaved.get(record.id, Traffic()))
+        self._take_ingress()
+        return record.traffic + self._unsaved.get(record.id, Traffic())
+
+    async def moved(self, sandbox_id: str) -> Traffic:
+        return self.traffic(await self._ground.record(sandbox_id))
 
     def last_look(self, incarnation: Incarnation) -> None:
         """Take over what its door has counted by now."""
@@ -192,10 +196,16 @@ class Networks:
         if now == before:
             return
         # Less than before: the count began anew, with a machine that was resumed or taken over.
-        fresh = now if now.bytes_out < before.bytes_out or now.bytes_in < before.bytes_in else _difference(now, before)
+        fresh = now if now.bytes_out < before.bytes_out or now.bytes_in < before.bytes_in else now - before
         self._seen[incarnation] = now
-        earlier = self._unsaved.get(incarnation.sandbox_id, Traffic())
-        self._unsaved[incarnation.sandbox_id] = _sum(earlier, fresh)
+        self._add(incarnation.sandbox_id, fresh)
+
+    def _take_ingress(self) -> None:
+        for sandbox_id, fresh in self._ground.ingress.take().items():
+            self._add(sandbox_id, fresh)
+
+    def _add(self, sandbox_id: str, fresh: Traffic) -> None:
+        self._unsaved[sandbox_id] = self._unsaved.get(sandbox_id, Traffic()) + fresh
 
     async def look(self, records: list[SandboxRecord]) -> None:
         """Called every second or so with all living sandboxes."""
@@ -208,6 +218,7 @@ class Networks:
             await self.save()
 
     async def save(self) -> None:
+        self._take_ingress()
         unsaved, self._unsaved = self._unsaved, {}
         self._saved_at = self._ground.activity.clock()
         if unsaved:
@@ -227,21 +238,3 @@ def _with_rule(rule: EgressRule, policy: NetworkPolicy) -> NetworkPolicy:
     if len(rules) > MAX_RULES:
         raise InvalidRequest(f"a policy has at most {MAX_RULES} rules; set a new one, with fewer", field="rules")
     return policy.model_copy(update={"egress": policy.egress.model_copy(update={"rules": rules})})
-
-
-def _sum(one: Traffic, other: Traffic) -> Traffic:
-    return Traffic(
-        one.bytes_out + other.bytes_out,
-        one.bytes_in + other.bytes_in,
-        one.connections + other.connections,
-        one.denied + other.denied,
-    )
-
-
-def _difference(now: Traffic, before: Traffic) -> Traffic:
-    return Traffic(
-        now.bytes_out - before.bytes_out,
-        now.bytes_in - before.bytes_in,
-        now.connections - before.connections,
-        now.denied - before.denied,
-    )

@@ -146,8 +146,16 @@ class ControlPlane:
             sandboxes={state.value: states.get(state, 0) for state in State},
             totals={
                 "creates": ("Sandboxes created, forks included.", sum(states.values())),
-                "network_sent_bytes": ("Bytes that left sandboxes.", traffic.bytes_out),
-                "network_received_bytes": ("Bytes that came into sandboxes.", traffic.bytes_in),
+                "network_sent_bytes": ("Bytes that sandboxes sent by connections of their own.", traffic.bytes_out),
+                "network_received_bytes": ("Bytes that sandboxes received by these.", traffic.bytes_in),
+                "ingress_received_bytes": (
+                    "Bytes into sandboxes by previews, SSH and forwarded ports.",
+                    traffic.ingress_bytes_in,
+                ),
+                "ingress_sent_bytes": (
+                    "Bytes out of sandboxes by previews, SSH and forwarded ports.",
+                    traffic.ingress_bytes_out,
+                ),
                 "egress_connections": ("Connections that sandboxes opened.", traffic.connections),
                 "egress_denied": ("Connections and DNS queries that were denied.", traffic.denied),
             },

@@ -135,8 +135,10 @@ class Previews:
     def using(self, sandbox_id: str) -> AbstractContextManager[None]:
         return self._ground.activity.using(sandbox_id)
 
-    def touch(self, sandbox_id: str) -> None:
+    def passed(self, sandbox_id: str, *, bytes_in: int = 0, bytes_out: int = 0) -> None:
+        """Something flows: it is counted, and a sign of life."""
         self._ground.activity.touch(sandbox_id)
+        self._ground.ingress.passed(sandbox_id, bytes_in=bytes_in, bytes_out=bytes_out)
 
     async def redeem(self, link: str, sandbox_id: str, port: int) -> bool:
         """Whether this one-time link opens this port. It never does so again."""

@@ -39,6 +39,7 @@ class Tunnel:
         except OSError:
             return b""
         self._tunnels.alive(self._sandbox_id)
+        self._tunnels.passed(self._sandbox_id, bytes_out=len(data))
         return data
 
     async def write(self, data: bytes) -> None:
@@ -50,6 +51,7 @@ class Tunnel:
                 await self._writer.drain()
             except OSError as error:
                 raise GuestUnreachable(f"the connection to sandbox {self._sandbox_id} broke: {error}") from error
+        self._tunnels.passed(self._sandbox_id, bytes_in=len(data))
 
     async def end(self) -> None:
         """The client has nothing more to say."""
@@ -68,6 +70,7 @@ class Tunnels:
         self._sandboxes = sandboxes
         self.alive = ground.activity.touch
         self.using = ground.activity.using
+        self.passed = ground.ingress.passed
 
     async def open(self, sandbox_id: str, port: int) -> Tunnel:
         """Wakes the sandbox. `PortClosed` if nothing listens there."""

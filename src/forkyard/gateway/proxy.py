@@ -108,11 +108,16 @@ class Proxy:
             exchange.pump.cancel()
         if exchange.connection is None:
             return
+        self._count(exchange, exchange.connection)
         if exchange.upload.finished and exchange.connection.reusable:
             target = exchange.visit.target
             self._pool.give(target.sandbox_id, exchange.machine, target.port, exchange.connection)
         else:
             exchange.connection.close()
+
+    def _count(self, exchange: Exchange, connection: Connection) -> None:
+        bytes_in, bytes_out = connection.moved()
+        self._previews.passed(exchange.visit.target.sandbox_id, bytes_in=bytes_in, bytes_out=bytes_out)
 
     async def _pump(self, exchange: Exchange, connection: Connection) -> None:
         upload = exchange.upload
@@ -120,7 +125,7 @@ class Proxy:
             while not upload.finished:
                 piece = await upload.next()
                 await connection.send(piece)
-                self._previews.touch(exchange.visit.target.sandbox_id)
+                self._count(exchange, connection)
         except ClientGone:
             connection.close()  # half a body must not look whole
         except Hangup:
@@ -138,7 +143,7 @@ class Proxy:
             except (Hangup, BadAnswer):
                 return  # cut off: the client must not take half of it for the whole
             if more:
-                self._previews.touch(visit.target.sandbox_id)
+                self._count(exchange, connection)
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
 

@@ -114,6 +114,7 @@ class SocketRelay:
                         await _close(send, RESTARTED, "the machine was replaced")
                         return
                     await guest.send(data)
+                    self._previews.passed(visit.target.sandbox_id, bytes_in=_size(data))
             except ConnectionClosed:
                 continue  # the other direction closes
             except ForkyardError as error:
@@ -124,7 +125,7 @@ class SocketRelay:
         try:
             while True:
                 data = await guest.recv()
-                self._previews.touch(visit.target.sandbox_id)
+                self._previews.passed(visit.target.sandbox_id, bytes_out=_size(data))
                 kind = "text" if isinstance(data, str) else "bytes"
                 await send({"type": "websocket.send", kind: data})
         except ConnectionClosed as closed:
@@ -132,6 +133,10 @@ class SocketRelay:
                 await _close(send, RESTARTED, "the server in the sandbox went away")
             else:
                 await _close(send, *_closing(closed.rcvd.code, closed.rcvd.reason))
+
+
+def _size(message: str | bytes) -> int:
+    return len(message.encode("utf-8", "surrogatepass") if isinstance(message, str) else message)
 
 
 def _closing(code: int | None, reason: str | None) -> tuple[int, str]:

@@ -157,6 +157,7 @@ class ProgramSession(Flow, asyncssh.SSHServerSession[bytes]):
             match item:
                 case Output(stream, _, data):
                     await self.write(data, _STDERR if stream == "stderr" else None)
+                    self._control.ground.ingress.passed(self._sandbox_id, bytes_out=len(data))
                 case Lost(_, _, count):
                     await self._say(f"{count} bytes of output were lost while the sandbox could not be reached")
                 case Exit():
@@ -179,6 +180,7 @@ class ProgramSession(Flow, asyncssh.SSHServerSession[bytes]):
                             if (number := getattr(signal, f"SIG{item.name}", None)) is not None:
                                 await guest.signal(exec_id, int(number), tree=False)
                         case _:
+                            self._control.ground.ingress.passed(self._sandbox_id, bytes_in=len(item or b""))
                             try:
                                 # A program that does not read keeps us waiting; the piece is in its queue all the same.
                                 with contextlib.suppress(OperationTimeout):
@@ -296,11 +298,14 @@ class Relay:
             raise PortClosed(complaint.decode("utf-8", "replace").strip() or "the socket cannot be reached")
 
     async def read(self) -> bytes:
-        return await anext(self._output, b"")
+        data = await anext(self._output, b"")
+        self._control.ground.ingress.passed(self._sandbox_id, bytes_out=len(data))
+        return data
 
     async def write(self, data: bytes) -> None:
         async with self._control.sandboxes.use(self._sandbox_id) as guest:
             await guest.write_stdin(self._exec_id, data)
+        self._control.ground.ingress.passed(self._sandbox_id, bytes_in=len(data))
 
     async def end(self) -> None:
         async with self._control.sandboxes.use(self._sandbox_id) as guest:

@@ -49,6 +49,8 @@ class Connection(asyncio.Protocol):
         self._writable: asyncio.Future[None] | None = None
         self._closed = False
         self._expiry: asyncio.TimerHandle | None = None
+        self._sent_bytes = 0
+        self._received_bytes = 0
         # Of the exchange under way:
         self._head_only = False
         self._head: Head | None = None
@@ -72,11 +74,13 @@ class Connection(asyncio.Protocol):
         # Servers of three lines of shell end theirs with a bare LF. It is read here and written anew: nobody else sees it.
         self._parser.set_dangerous_leniencies(lenient_optional_cr_before_lf=True)
         if self._transport is not None and not self._closed:
+            self._sent_bytes += len(request)
             self._transport.write(request)
 
     async def send(self, data: bytes) -> None:
         if self._transport is None or self._closed:
             raise Hangup
+        self._sent_bytes += len(data)
         self._transport.write(data)
         if self._writable is not None:
             await self._writable
@@ -110,6 +114,12 @@ class Connection(asyncio.Protocol):
     def reusable(self) -> bool:
         return self._done and self._persistent and not self._closed and not self._body
 
+    def moved(self) -> tuple[int, int]:
+        """Bytes to the guest and from it, since this was last asked."""
+        moved = self._sent_bytes, self._received_bytes
+        self._sent_bytes = self._received_bytes = 0
+        return moved
+
     def close(self) -> None:
         self._stop_expiry()
         if self._transport is not None:
@@ -138,6 +148,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
 
     def data_received(self, data: bytes) -> None:
+        self._received_bytes += len(data)
         if self._parser is None or self._done:  # nobody asked
             self.close()
             return

@@ -235,6 +235,8 @@ class SandboxUsage(Answer):
     cpu_s: float = Field(description="Processor time used since it started.")
     bytes_out: int = Field(0, description="Sent over the network, over the life of the sandbox.")
     bytes_in: int = 0
+    ingress_bytes_in: int = Field(0, description="Into it by previews, SSH and forwarded ports, over its life.")
+    ingress_bytes_out: int = Field(0, description="Out of it by these.")
 
 
 # ── execs ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from forkyard.guest.base import SocketOwner
 from forkyard.models.network import EgressPolicy
@@ -66,6 +66,15 @@ class Traffic:
     bytes_in: int = 0
     connections: int = 0
     denied: int = 0
+    #: Of those who came from outside: previews, SSH, forwarded ports. `in` is into the sandbox.
+    ingress_bytes_in: int = 0
+    ingress_bytes_out: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(*(one + more for one, more in zip(astuple(self), astuple(other), strict=True)))
+
+    def __sub__(self, other: Traffic) -> Traffic:
+        return Traffic(*(one - less for one, less in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True)

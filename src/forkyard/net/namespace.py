@@ -108,7 +108,8 @@ async def _in_thread(work: Callable[[], T]) -> T:
     threading.Thread(target=run, name="in a slot", daemon=True).start()
     future = asyncio.wrap_future(done)
     cancelled: asyncio.CancelledError | None = None
-    while not future.done():  # also if we are cancelled, and again: what is undone next must not be done behind our back
+    # Also if we are cancelled, and again: what is undone next must not be done behind our back.
+    while not future.done():
         try:
             await asyncio.wait({future})
         except asyncio.CancelledError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -98,6 +98,6 @@ class EgressQueries(Database):
         await self._write(lambda connection: connection.execute(update).rowcount)
 
     async def traffic_of_all(self) -> Traffic:
-        names = ("bytes_out", "bytes_in", "connections", "denied")
-        query = sa.select(*(sa.func.coalesce(sa.func.sum(sandboxes.c[name]), 0) for name in names))
+        sums = (sa.func.sum(sandboxes.c[each.name]) for each in fields(Traffic))
+        query = sa.select(*(sa.func.coalesce(total, 0) for total in sums))
         return await self._read(lambda connection: Traffic(*map(int, connection.execute(query).one())))

@@ -9,7 +9,7 @@ Snapshots have a file of their own (`snapshots.py`); how a transaction runs is i
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -392,10 +392,7 @@ def _insert(connection: sa.Connection, new: NewSandbox, now: datetime, admit: Ad
         "identity_id": new.identity_id,
         "on_ttl": new.on_ttl,
         "annotations": dict(new.annotations),
-        "bytes_out": 0,
-        "bytes_in": 0,
-        "connections": 0,
-        "denied": 0,
+        **asdict(Traffic()),
         "created_at": now,
         "updated_at": now,
         "ended_at": None,
@@ -460,7 +457,7 @@ def _sandbox(row: Mapping[str, Any] | sa.RowMapping) -> SandboxRecord:
         ),
         on_ttl=row["on_ttl"] or "delete",
         annotations=row["annotations"] or {},
-        traffic=Traffic(*(row[name] or 0 for name in ("bytes_out", "bytes_in", "connections", "denied"))),
+        traffic=Traffic(*(row[each.name] or 0 for each in fields(Traffic))),
     )
 
 

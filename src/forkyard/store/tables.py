@@ -72,6 +72,8 @@ sandboxes = sa.Table(
     sa.Column("bytes_in", sa.BigInteger),
     sa.Column("connections", sa.BigInteger),
     sa.Column("denied", sa.BigInteger),
+    sa.Column("ingress_bytes_in", sa.BigInteger),
+    sa.Column("ingress_bytes_out", sa.BigInteger),
     sa.Column("identity_id", sa.String(32)),
     sa.Column("on_ttl", sa.String(16)),
     sa.Column("annotations", sa.JSON),

@@ -198,7 +198,14 @@ async def logs(sandbox_id: str, control: Control) -> Response:
 )
 async def usage(sandbox_id: str, control: Control) -> Response:
     used = await control.sandboxes.usage(sandbox_id)
-    moved = await control.egress.totals(sandbox_id)
+    moved = await control.networks.moved(sandbox_id)
     return answer(
-        SandboxUsage(pss_mib=used.pss_mib, cpu_s=used.cpu_s, bytes_out=moved.bytes_out, bytes_in=moved.bytes_in)
+        SandboxUsage(
+            pss_mib=used.pss_mib,
+            cpu_s=used.cpu_s,
+            bytes_out=moved.bytes_out,
+            bytes_in=moved.bytes_in,
+            ingress_bytes_in=moved.ingress_bytes_in,
+            ingress_bytes_out=moved.ingress_bytes_out,
+        )
     )
