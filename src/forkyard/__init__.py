@@ -15,6 +15,7 @@ _MODULES = {
     "forkyard.sdk._sync.snapshots": ("Snapshot",),
     "forkyard.sdk._sync.builds": ("Build",),
     "forkyard.sdk._sync.services": ("Services",),
+    "forkyard.sdk._sync.code": ("CodeStream", "Contexts"),
     "forkyard.sdk.spec": ("Spec",),
     "forkyard.sdk._sync.process": ("Process",),
     "forkyard.sdk._sync.execution": ("ExecStream",),
@@ -29,6 +30,7 @@ _MODULES = {
     "forkyard.sdk._async.snapshots": ("AsyncSnapshot",),
     "forkyard.sdk._async.builds": ("AsyncBuild",),
     "forkyard.sdk._async.services": ("AsyncServices",),
+    "forkyard.sdk._async.code": ("AsyncCodeStream", "AsyncContexts"),
     "forkyard.sdk._async.process": ("AsyncProcess",),
     "forkyard.sdk._async.execution": ("AsyncExecStream",),
     "forkyard.sdk._async.files": ("AsyncFiles", "AsyncWatch"),
@@ -47,6 +49,7 @@ _MODULES = {
         "WorktreeDiff",
         "WorktreeStatus",
     ),
+    "forkyard.sdk.code": ("CodeOutcome", "CodeRaised"),
     "forkyard.sdk.results": ("CommandFailed", "ExecResult", "ForkOutcome", "OutputChunk"),
     "forkyard.lifecycle": ("Cause", "State"),
     "forkyard.models": (
@@ -66,6 +69,7 @@ _MODULES = {
         "WatchEvent",
     ),
     "forkyard.models.builds": ("BuildFailure", "BuildInfo", "LayerInfo", "ServiceInfo", "UnitState"),
+    "forkyard.models.code": ("CodeEnd", "CodeException", "CodeOutput", "CodeResult", "CodeStarted", "ContextInfo"),
     "forkyard.models.git": (
         "BranchInfo",
         "CommitInfo",
@@ -121,6 +125,8 @@ _MODULES = {
         "BuildNotFound",
         "CommandNotFound",
         "Conflict",
+        "ContextEnded",
+        "ContextNotFound",
         "DaemonUnreachable",
         "DomainNotFound",
         "DomainUnverified",
@@ -141,6 +147,7 @@ _MODULES = {
         "InvalidPath",
         "InvalidRequest",
         "InvalidShape",
+        "LanguageMissing",
         "MergeConflict",
         "NoCapacity",
         "NotFound",
@@ -172,6 +179,8 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "AsyncBuild",
+    "AsyncCodeStream",
+    "AsyncContexts",
     "AsyncEgress",
     "AsyncExecStream",
     "AsyncFiles",
@@ -196,12 +205,24 @@ __all__ = [
     "Cause",
     "ChangedFile",
     "Check",
+    "CodeEnd",
+    "CodeException",
+    "CodeOutcome",
+    "CodeOutput",
+    "CodeRaised",
+    "CodeResult",
+    "CodeStarted",
+    "CodeStream",
     "CommandFailed",
     "CommandNotFound",
     "CommitInfo",
     "Comparison",
     "Conflict",
     "ContentInfo",
+    "ContextEnded",
+    "ContextInfo",
+    "ContextNotFound",
+    "Contexts",
     "DaemonUnreachable",
     "Delivery",
     "DeliveryInfo",
@@ -249,6 +270,7 @@ __all__ = [
     "InvalidShape",
     "KeyCreated",
     "KeyInfo",
+    "LanguageMissing",
     "LayerInfo",
     "MergeConflict",
     "MergeResult",
@@ -356,6 +378,8 @@ if TYPE_CHECKING:
         BuildNotFound,
         CommandNotFound,
         Conflict,
+        ContextEnded,
+        ContextNotFound,
         DaemonUnreachable,
         DomainNotFound,
         DomainUnverified,
@@ -376,6 +400,7 @@ if TYPE_CHECKING:
         InvalidPath,
         InvalidRequest,
         InvalidShape,
+        LanguageMissing,
         MergeConflict,
         NoCapacity,
         NotFound,
@@ -420,6 +445,7 @@ if TYPE_CHECKING:
         WatchEvent,
     )
     from forkyard.models.builds import BuildFailure, BuildInfo, LayerInfo, ServiceInfo, UnitState
+    from forkyard.models.code import CodeEnd, CodeException, CodeOutput, CodeResult, CodeStarted, ContextInfo
     from forkyard.models.git import (
         BranchInfo,
         CommitInfo,
@@ -471,6 +497,7 @@ if TYPE_CHECKING:
     from forkyard.models.ssh import SshAccess, SshDoor, SshKeyInfo
     from forkyard.sdk._async.builds import AsyncBuild
     from forkyard.sdk._async.client import AsyncForkyard
+    from forkyard.sdk._async.code import AsyncCodeStream, AsyncContexts
     from forkyard.sdk._async.egress import AsyncEgress
     from forkyard.sdk._async.execution import AsyncExecStream
     from forkyard.sdk._async.files import AsyncFiles, AsyncWatch
@@ -484,6 +511,7 @@ if TYPE_CHECKING:
     from forkyard.sdk._async.terminal import AsyncTerminal
     from forkyard.sdk._sync.builds import Build
     from forkyard.sdk._sync.client import Forkyard
+    from forkyard.sdk._sync.code import CodeStream, Contexts
     from forkyard.sdk._sync.egress import Egress
     from forkyard.sdk._sync.execution import ExecStream
     from forkyard.sdk._sync.files import Files, Watch
@@ -495,6 +523,7 @@ if TYPE_CHECKING:
     from forkyard.sdk._sync.services import Services
     from forkyard.sdk._sync.snapshots import Snapshot
     from forkyard.sdk._sync.terminal import Terminal
+    from forkyard.sdk.code import CodeOutcome, CodeRaised
     from forkyard.sdk.results import CommandFailed, ExecResult, ForkOutcome, OutputChunk
     from forkyard.sdk.spec import Spec
     from forkyard.sdk.worktree import (

@@ -20,6 +20,7 @@ rebuilds the same class from the `code`.
     │   ├── DomainNotFound
     │   ├── BuildNotFound
     │   ├── ServiceNotFound
+    │   ├── ContextNotFound
     │   └── FileMissing
     ├── Conflict
     │   ├── StateConflict         the sandbox is in a state that does not allow this
@@ -36,6 +37,8 @@ rebuilds the same class from the `code`.
     │   ├── GitFailed             git in there did not do it; its words are in the message
     │   ├── BuildFailed           a step of a spec failed
     │   ├── ServiceNotReady       a unit did not come up in time
+    │   ├── LanguageMissing       the machine has not what runs it
+    │   ├── ContextEnded          the process that ran code is gone
     │   ├── PortClosed            nothing listens on that port
     │   ├── BadAnswer             what listens there does not speak HTTP
     │   └── GuestUnreachable      the agent does not answer
@@ -156,6 +159,12 @@ class ServiceNotFound(NotFound):
     """The sandbox has no service of this name."""
 
     code = "service_not_found"
+
+
+class ContextNotFound(NotFound):
+    """There is no such context in this sandbox."""
+
+    code = "context_not_found"
 
 
 class ExecNotFound(NotFound):
@@ -283,6 +292,19 @@ class ServiceNotReady(GuestFailure):
 
     code = "service_not_ready"
     status = 422
+
+
+class LanguageMissing(GuestFailure):
+    """The machine has not what is needed to run this language."""
+
+    code = "language_missing"
+    status = 422
+
+
+class ContextEnded(GuestFailure):
+    """The process that remembers a context ended. Run again: a new one is made."""
+
+    code = "context_ended"
 
 
 class PortClosed(GuestFailure):

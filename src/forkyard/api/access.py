@@ -37,6 +37,18 @@ NEEDS: dict[tuple[str, str], tuple[Need, str]] = {
     ("POST", f"{_E}/stdin"): ("exec user", "sandbox.exec.stdin"),
     ("POST", f"{_E}/signal"): ("exec user", "sandbox.exec.signal"),
     ("POST", f"{_E}/resize"): ("exec user", "sandbox.exec.resize"),
+    ("POST", f"{_S}/code"): ("root", "sandbox.code"),
+    **{
+        (method, f"{_S}/contexts{rest}"): ("root", f"sandbox.contexts.{method.lower()}")
+        for method, rest in (
+            ("GET", ""),
+            ("POST", ""),
+            ("GET", "/{context_id}"),
+            ("DELETE", "/{context_id}"),
+            ("POST", "/{context_id}/restart"),
+            ("POST", "/{context_id}/interrupt"),
+        )
+    },
     ("WEBSOCKET", f"{_S}/terminal"): ("query user", "sandbox.terminal"),
     **{
         (method, f"{_S}/files{rest}"): ("root", f"sandbox.files.{method.lower()}")

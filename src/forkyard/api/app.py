@@ -20,6 +20,7 @@ from forkyard.api.routes import (
     builds as builds_routes,
 )
 from forkyard.api.routes import (
+    code,
     domains,
     egress,
     events,
@@ -57,6 +58,7 @@ _TAGS = [
         + str(terminal.__doc__),
     },
     {"name": "builds", "description": str(builds_routes.__doc__)},
+    {"name": "code", "description": str(code.__doc__)},
     {"name": "services", "description": str(services.__doc__)},
     {"name": "files", "description": str(files.__doc__)},
     {"name": "events", "description": "Every change of a sandbox's state, with its cause."},
@@ -101,6 +103,7 @@ def create_app(
         snapshots.router,
         builds_routes.router,
         services.router,
+        code.router,
         execs.router,
         terminal.router,
         files.streams,

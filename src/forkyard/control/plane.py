@@ -10,6 +10,7 @@ import contextlib
 
 import structlog
 
+from forkyard.control.code import Code
 from forkyard.control.domains import Domains
 from forkyard.control.egress import Egress
 from forkyard.control.events import Events
@@ -95,6 +96,7 @@ class ControlPlane:
         self.previews = Previews(self.ground, self.sleep)
         self.domains = Domains(self.ground, self.previews)
         self.following = Following(self.ground, self.sandboxes, self.metrics)
+        self.code = Code(self.sandboxes, self.following)
         self.upkeep = Upkeep(self.ground, self.removal, self.sleep, self.snapshots, self.networks)
         self.events = Events(store)
         self.ssh = Ssh(self.ground, self.identities)

@@ -27,7 +27,7 @@ CODENAME = "bookworm"
 _PACKAGE_GROUPS = {
     "machine": "systemd systemd-sysv dbus udev kmod libnss-myhostname openssh-server sudo passwd login busybox-static",
     "basics": "bash coreutils util-linux procps psmisc e2fsprogs iproute2 iputils-ping ca-certificates tzdata",
-    "languages": "python3 python3-pip python3-venv python-is-python3 build-essential git",
+    "languages": "python3 python3-pip python3-venv python3-ipykernel python-is-python3 build-essential git",
     "tools": "curl wget rsync tmux ripgrep jq file less nano unzip zip xz-utils zstd ncurses-bin ncurses-term",
 }
 PACKAGES = tuple(" ".join(_PACKAGE_GROUPS.values()).split())

@@ -19,6 +19,7 @@ from forkyard.models import (
     SnapshotCreate,
 )
 from forkyard.models.builds import ServiceCreate
+from forkyard.models.code import CodeRun, ContextCreate
 from forkyard.models.network import EgressPolicy, EgressRule, NetworkPolicy, Preset
 from forkyard.models.reviews import ReviewPlan
 from forkyard.models.specs import GitRepo
@@ -80,6 +81,14 @@ def ssh_access_create(**fields: Any) -> SshAccessCreate:
 
 def service_create(**fields: Any) -> ServiceCreate:
     return _valid(ServiceCreate, fields)
+
+
+def code_run(**fields: Any) -> CodeRun:
+    return _valid(CodeRun, fields)
+
+
+def context_create(**fields: Any) -> ContextCreate:
+    return _valid(ContextCreate, fields)
 
 
 def egress_rule(**fields: Any) -> EgressRule:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Literal, Self, overload
 
@@ -19,9 +19,11 @@ from forkyard.models import (
     SandboxUsage,
     SnapshotInfo,
 )
+from forkyard.models.code import CodeException, CodeResult, ContextInfo, Language
 from forkyard.models.network import PreviewInfo
 from forkyard.models.ssh import SshAccess
 from forkyard.sdk import validation, wire
+from forkyard.sdk._async.code import AsyncCodeStream, AsyncContexts, context_id
 from forkyard.sdk._async.egress import AsyncEgress
 from forkyard.sdk._async.execution import AsyncExecStream
 from forkyard.sdk._async.files import AsyncFiles
@@ -32,6 +34,7 @@ from forkyard.sdk._async.services import AsyncServices
 from forkyard.sdk._async.snapshots import AsyncSnapshot, reference
 from forkyard.sdk._async.terminal import AsyncTerminal
 from forkyard.sdk._async.transport import AsyncTransport
+from forkyard.sdk.code import CodeOutcome
 from forkyard.sdk.results import DEFAULT_MAX_OUTPUT_BYTES, ExecResult, ForkOutcome, unspoiled
 from forkyard.sdk.validation import UNCHANGED, Unchanged
 
@@ -47,6 +50,7 @@ class AsyncSandbox:
         self.files = AsyncFiles(transport, info.id)
         self.egress = AsyncEgress(transport, info.id)
         self.services = AsyncServices(transport, info.id)
+        self.contexts = AsyncContexts(transport, info.id)
         self.git = AsyncSandboxGit(self)
 
     def __repr__(self) -> str:
@@ -340,6 +344,55 @@ class AsyncSandbox:
     def process(self, exec_id: str) -> AsyncProcess:
         """A command that was started before, maybe by another client."""
         return AsyncProcess(self._transport, self.id, exec_id)
+
+    # ── code ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def run_code(
+        self,
+        code: str,
+        *,
+        language: Language | None = None,
+        context: ContextInfo | str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        on_stdout: Callable[[str], object] | None = None,
+        on_stderr: Callable[[str], object] | None = None,
+        on_result: Callable[[CodeResult], object] | None = None,
+        on_exception: Callable[[CodeException], object] | None = None,
+        check: bool = False,
+    ) -> CodeOutcome:
+        """Run code to its end: Python, or `language` "javascript", "typescript", "bash". What it defines is there in the
+        next run, and in forks.
+
+        Without a `context` it runs in the one of its language. After `timeout_s` it is interrupted, and the context goes
+        on. An exception is data, in `exception`; `check=True` raises `CodeRaised` instead. The functions `on_…` are
+        called as things come.
+        """
+        stream = self.run_code_stream(code, language=language, context=context, env=env, timeout_s=timeout_s)
+        outcome = await stream.collect(on_stdout, on_stderr, on_result, on_exception)
+        return outcome.check() if check else outcome
+
+    def run_code_stream(
+        self,
+        code: str,
+        *,
+        language: Language | None = None,
+        context: ContextInfo | str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncCodeStream:
+        """Run code and iterate over what it does: `CodeStarted`, `CodeOutput`, `CodeResult`, `CodeException`, `CodeEnd`.
+
+        Leaving the loop early interrupts it.
+        """
+        request = validation.code_run(
+            code=code,
+            language=language,
+            context=None if context is None else context_id(context),
+            env=dict(env or {}),
+            timeout_s=timeout_s,
+        )
+        return AsyncCodeStream(self._transport, self.id, request)
 
     # ── previews ────────────────────────────────────────────────────────────────────────────────────────────────
 

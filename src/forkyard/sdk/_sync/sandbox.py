@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Literal, Self, overload
 
@@ -20,9 +20,11 @@ from forkyard.models import (
     SandboxUsage,
     SnapshotInfo,
 )
+from forkyard.models.code import CodeException, CodeResult, ContextInfo, Language
 from forkyard.models.network import PreviewInfo
 from forkyard.models.ssh import SshAccess
 from forkyard.sdk import validation, wire
+from forkyard.sdk._sync.code import CodeStream, Contexts, context_id
 from forkyard.sdk._sync.egress import Egress
 from forkyard.sdk._sync.execution import ExecStream
 from forkyard.sdk._sync.files import Files
@@ -33,6 +35,7 @@ from forkyard.sdk._sync.services import Services
 from forkyard.sdk._sync.snapshots import Snapshot, reference
 from forkyard.sdk._sync.terminal import Terminal
 from forkyard.sdk._sync.transport import Transport
+from forkyard.sdk.code import CodeOutcome
 from forkyard.sdk.results import (
     DEFAULT_MAX_OUTPUT_BYTES,
     ExecResult,
@@ -53,6 +56,7 @@ class Sandbox:
         self.files = Files(transport, info.id)
         self.egress = Egress(transport, info.id)
         self.services = Services(transport, info.id)
+        self.contexts = Contexts(transport, info.id)
         self.git = SandboxGit(self)
 
     def __repr__(self) -> str:
@@ -342,6 +346,55 @@ class Sandbox:
     def process(self, exec_id: str) -> Process:
         """A command that was started before, maybe by another client."""
         return Process(self._transport, self.id, exec_id)
+
+    # ── code ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def run_code(
+        self,
+        code: str,
+        *,
+        language: Language | None = None,
+        context: ContextInfo | str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        on_stdout: Callable[[str], object] | None = None,
+        on_stderr: Callable[[str], object] | None = None,
+        on_result: Callable[[CodeResult], object] | None = None,
+        on_exception: Callable[[CodeException], object] | None = None,
+        check: bool = False,
+    ) -> CodeOutcome:
+        """Run code to its end: Python, or `language` "javascript", "typescript", "bash". What it defines is there in the
+        next run, and in forks.
+
+        Without a `context` it runs in the one of its language. After `timeout_s` it is interrupted, and the context goes
+        on. An exception is data, in `exception`; `check=True` raises `CodeRaised` instead. The functions `on_…` are
+        called as things come.
+        """
+        stream = self.run_code_stream(code, language=language, context=context, env=env, timeout_s=timeout_s)
+        outcome = stream.collect(on_stdout, on_stderr, on_result, on_exception)
+        return outcome.check() if check else outcome
+
+    def run_code_stream(
+        self,
+        code: str,
+        *,
+        language: Language | None = None,
+        context: ContextInfo | str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> CodeStream:
+        """Run code and iterate over what it does: `CodeStarted`, `CodeOutput`, `CodeResult`, `CodeException`, `CodeEnd`.
+
+        Leaving the loop early interrupts it.
+        """
+        request = validation.code_run(
+            code=code,
+            language=language,
+            context=None if context is None else context_id(context),
+            env=dict(env or {}),
+            timeout_s=timeout_s,
+        )
+        return CodeStream(self._transport, self.id, request)
 
     # ── previews ────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,0 +1,32 @@
+"""The program that runs code in a guest (`guest_code`), as one file to put there."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from functools import cache
+from pathlib import Path
+
+_SOURCE = Path(__file__).parent.parent / "guest_code"
+#: Gone with the memory of the machine, as the contexts are.
+FOLDER = "/run/forkyard"
+_MAIN = "from guest_code.runner import main\n\nmain()\n"
+
+
+@cache
+def bundle() -> tuple[str, bytes]:
+    """Where it goes, and what it is: a zip file that Python runs."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in [
+            ("__main__.py", _MAIN),
+            *((f"guest_code/{file.name}", file.read_text()) for file in _files()),
+        ]:
+            archive.writestr(zipfile.ZipInfo(name), text)
+    data = content.getvalue()
+    return f"{FOLDER}/code-{hashlib.sha256(data).hexdigest()[:16]}.pyz", data
+
+
+def _files() -> list[Path]:
+    return sorted(file for file in _SOURCE.iterdir() if file.suffix in (".py", ".js"))

@@ -1,0 +1,1 @@
+"""Run in the Python kernel when it starts."""

@@ -1,0 +1,130 @@
+# Generated from `_async/` by scripts/unasync.py. Do not edit.
+"""Code that is run in a sandbox, and the contexts that remember what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from types import TracebackType
+from typing import Any, Self
+
+from forkyard.errors import DaemonUnreachable
+from forkyard.models import Page
+from forkyard.models.code import (
+    CodeEnd,
+    CodeEvent,
+    CodeException,
+    CodeResult,
+    CodeRun,
+    ContextInfo,
+    Language,
+)
+from forkyard.sdk import validation, wire
+from forkyard.sdk._sync import runtime
+from forkyard.sdk._sync.transport import Transport
+from forkyard.sdk.code import CodeOutcome, Gathering, event_of
+
+#: A context is started by the daemon, which has a deadline of its own.
+START_S = 400.0
+
+
+class Contexts:
+    """Contexts of a sandbox: variables, functions and imports that live on from run to run, and in forks."""
+
+    def __init__(self, transport: Transport, sandbox_id: str) -> None:
+        self._transport = transport
+        self._path = f"/sandboxes/{sandbox_id}/contexts"
+
+    def create(
+        self,
+        language: Language = "python",
+        *,
+        cwd: str | None = None,
+        user: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> ContextInfo:
+        """A new one, that can run code when this returns. `env` is of all that runs in it."""
+        request = validation.context_create(language=language, cwd=cwd, user=user, env=dict(env or {}))
+        answer = self._transport.request(
+            "POST", self._path, body=request.model_dump(exclude_defaults=True), timeout_s=START_S
+        )
+        return wire.parse(ContextInfo, answer.content)
+
+    def list(self) -> list[ContextInfo]:
+        """Oldest first."""
+        answer = self._transport.request("GET", self._path)
+        return wire.parse(Page[ContextInfo], answer.content).items
+
+    def get(self, context: ContextInfo | str) -> ContextInfo:
+        answer = self._transport.request("GET", self._of(context))
+        return wire.parse(ContextInfo, answer.content)
+
+    def restart(self, context: ContextInfo | str) -> ContextInfo:
+        """Let it forget everything. What runs in it is interrupted."""
+        answer = self._transport.request("POST", f"{self._of(context)}/restart", timeout_s=START_S)
+        return wire.parse(ContextInfo, answer.content)
+
+    def interrupt(self, context: ContextInfo | str) -> None:
+        """End what runs in it. It remembers all it knew."""
+        self._transport.request("POST", f"{self._of(context)}/interrupt")
+
+    def delete(self, context: ContextInfo | str) -> None:
+        self._transport.request("DELETE", self._of(context))
+
+    def _of(self, context: ContextInfo | str) -> str:
+        return f"{self._path}/{wire.segment(context_id(context))}"
+
+
+class CodeStream:
+    """What code does, as it does it. Iterate it once. Leaving the loop early interrupts the code."""
+
+    def __init__(self, transport: Transport, sandbox_id: str, request: CodeRun) -> None:
+        self._transport = transport
+        self._path = f"/sandboxes/{sandbox_id}/code"
+        self._request = request
+        self._flow: runtime.Flow[CodeEvent] | None = None
+
+    def __iter__(self) -> Iterator[CodeEvent]:
+        self._flow = self._follow()
+        with closing(self._flow) as events:
+            for event in events:
+                yield event
+
+    def collect(
+        self,
+        on_stdout: Callable[[str], object] | None = None,
+        on_stderr: Callable[[str], object] | None = None,
+        on_result: Callable[[CodeResult], object] | None = None,
+        on_exception: Callable[[CodeException], object] | None = None,
+    ) -> CodeOutcome:
+        """Follow it to its end."""
+        gathering = Gathering(on_stdout, on_stderr, on_result, on_exception)
+        with closing(self._follow()) as events:
+            for event in events:
+                gathering.add(event)
+                if isinstance(event, CodeEnd):
+                    return gathering.outcome(event)
+        raise DaemonUnreachable("The daemon closed the stream of a run before the run ended.")
+
+    def _follow(self) -> runtime.Flow[CodeEvent]:
+        body: dict[str, Any] = self._request.model_dump(exclude_defaults=True)
+        with closing(self._transport.lines("POST", self._path, body=body, timeout_s=START_S)) as lines:
+            for line in lines:
+                if line is not None:
+                    yield event_of(line)
+
+    def close(self) -> None:
+        if self._flow is not None:
+            self._flow.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def context_id(context: ContextInfo | str) -> str:
+    return context if isinstance(context, str) else context.id

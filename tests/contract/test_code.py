@@ -1,0 +1,211 @@
+"""Code that is run in contexts, under the real agent: what is remembered, shown, raised, interrupted."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from forkyard import (
+    CodeEnd,
+    CodeOutput,
+    CodeRaised,
+    ContextInfo,
+    ContextNotFound,
+    Forkyard,
+    InvalidRequest,
+    LanguageMissing,
+    Sandbox,
+)
+from forkyard.guest import code as program
+
+from .sdk_daemon import Daemon, running_daemon
+
+PATH = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with pytest.MonkeyPatch.context() as patch, running_daemon() as daemon:
+        patch.setattr(program, "FOLDER", str(tmp_path_factory.mktemp("code")))
+        program.bundle.cache_clear()
+        yield daemon
+    program.bundle.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def sbx(daemon: Daemon) -> Iterator[Sandbox]:
+    # This machine's own python3 has no kernel; that of these tests has.
+    with Forkyard(daemon.url, daemon.key) as fy, fy.sandboxes.create(env={"PATH": PATH}) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture(scope="module")
+def python(sbx: Sandbox) -> ContextInfo:
+    return sbx.contexts.create("python", env={"PATH": PATH})
+
+
+@pytest.fixture(scope="module")
+def bash(sbx: Sandbox) -> ContextInfo:
+    return sbx.contexts.create("bash", env={"PATH": PATH})
+
+
+def test_what_python_defines_is_there_in_the_next_run(sbx: Sandbox, python: ContextInfo) -> None:
+    first = sbx.run_code("x = 41\nprint('hello')", context=python)
+    assert (first.stdout, first.results, first.ok, first.context_id) == ("hello\n", [], True, python.id)
+    second = sbx.run_code("import sys; print('oh', file=sys.stderr); x + 1", context=python)
+    assert (second.text, second.stderr) == ("42", "oh\n")
+    assert second.execution_count == first.execution_count + 1
+
+
+def test_an_exception_is_data_unless_asked_otherwise(sbx: Sandbox, python: ContextInfo) -> None:
+    outcome = sbx.run_code("def f():\n    return 1/0\nf()", context=python)
+    assert outcome.exception is not None
+    assert (outcome.status, outcome.exception.name, outcome.exception.value) == (
+        "exception",
+        "ZeroDivisionError",
+        "division by zero",
+    )
+    assert "return 1/0" in outcome.exception.traceback
+    assert "\x1b[" not in outcome.exception.traceback
+    with pytest.raises(CodeRaised, match="ZeroDivisionError") as raised:
+        sbx.run_code("1/0", context=python, check=True)
+    assert raised.value.outcome is not None
+
+
+def test_results_come_in_all_their_representations(sbx: Sandbox, python: ContextInfo) -> None:
+    shown = sbx.run_code(
+        """
+from IPython.display import HTML, JSON, Latex, Markdown, SVG, Image, display
+display(HTML("<b>x</b>"), Markdown("# x"), Latex("$x$"), JSON({"a": [1]}), SVG("<svg></svg>"))
+display(Image(data=b"\\x89PNG\\r\\n\\x1a\\n", format="png"), {"text/x-odd": "o", "text/plain": "t"}, raw=False)
+class Both:
+    def _repr_html_(self): return "<i>"
+    def __repr__(self): return "both"
+Both()
+""",
+        context=python,
+    ).check()
+    by_format = {name: result for result in shown.results for name in result.formats() if name != "text"}
+    assert by_format["markdown"].markdown == "# x"
+    assert by_format["latex"].latex == "$x$"
+    assert by_format["json"].json_value == {"a": [1]}
+    assert "<svg" in (by_format["svg"].svg or "")
+    assert by_format["png"].png is not None
+    main = shown.results[-1]
+    assert (main.main, main.text, main.html) == (True, "both", "<i>")
+    assert [result.main for result in shown.results[:-1]] == [False] * 7
+
+
+def test_after_a_time_limit_the_code_is_interrupted_and_the_context_goes_on(sbx: Sandbox, python: ContextInfo) -> None:
+    sbx.run_code("kept = 'yes'", context=python)
+    outcome = sbx.run_code("while True: pass", context=python, timeout_s=0.5)
+    assert (outcome.status, outcome.state_kept) == ("timed_out", True)
+    assert outcome.exception is not None and outcome.exception.name == "KeyboardInterrupt"
+    assert sbx.run_code("kept", context=python).text == "'yes'"
+
+
+def test_a_kernel_that_dies_is_replaced_and_it_is_said(sbx: Sandbox, python: ContextInfo) -> None:
+    outcome = sbx.run_code("import os; os._exit(3)", context=python)
+    assert (outcome.status, outcome.state_kept) == ("died", False)
+    assert sbx.run_code("'os' in dir()", context=python).text == "False"
+
+
+def test_a_run_has_an_environment_of_its_own(sbx: Sandbox, python: ContextInfo, bash: ContextInfo) -> None:
+    asked = "import os; os.environ.get('A')"
+    assert sbx.run_code(asked, context=python, env={"A": "it's"}).text == '"it\'s"'
+    assert sbx.run_code(asked, context=python).results == []
+    assert sbx.run_code("echo [$A]", context=bash, env={"A": "it's $x"}).stdout == "[it's $x]\n"
+    assert sbx.run_code("echo [$A]", context=bash).stdout == "[]\n"
+
+
+def test_output_is_heard_as_it_comes(sbx: Sandbox, bash: ContextInfo) -> None:
+    heard: list[str] = []
+    sbx.run_code("echo out; echo err >&2", context=bash, on_stdout=heard.append, on_stderr=heard.append)
+    assert sorted(heard) == ["err\n", "out\n"]
+
+
+def test_a_shell_keeps_its_variables_and_its_directory(sbx: Sandbox, bash: ContextInfo) -> None:
+    assert sbx.run_code("a=5; f() { echo f $a; }; cd /usr", context=bash).ok
+    outcome = sbx.run_code("f; pwd; (exit 3)", context=bash)
+    assert outcome.stdout == "f 5\n/usr\n"
+    assert outcome.exception is not None and (outcome.exception.name, outcome.exception.value) == ("ExitStatus", "3")
+    assert sbx.run_code("echo 'not closed", context=bash).status == "exception"
+    late = sbx.run_code("for i in 1 2 3; do sleep 60; done; echo no", context=bash, timeout_s=0.3)
+    assert (late.status, late.state_kept, late.stdout) == ("timed_out", True, "")
+    assert sbx.run_code("f", context=bash).stdout == "f 5\n"
+
+
+def test_more_output_than_a_run_may_have_is_counted_and_not_told(sbx: Sandbox, bash: ContextInfo) -> None:
+    outcome = sbx.run_code("head -c 9000000 /dev/zero | tr '\\0' x", context=bash)
+    assert (len(outcome.stdout), outcome.truncated, outcome.ok) == (8 << 20, True, True)
+
+
+def test_leaving_a_run_interrupts_it(sbx: Sandbox, bash: ContextInfo) -> None:
+    with sbx.run_code_stream("echo go; sleep 600", context=bash) as events:
+        for event in events:
+            if isinstance(event, CodeOutput):
+                break
+    assert sbx.run_code("echo next", context=bash, timeout_s=30).stdout == "next\n"
+
+
+def test_an_interrupt_ends_what_runs(sbx: Sandbox, bash: ContextInfo) -> None:
+    ends: list[CodeEnd] = []
+    going = threading.Event()
+
+    def follow() -> None:
+        for event in sbx.run_code_stream("echo go; sleep 600", context=bash):
+            if isinstance(event, CodeOutput):
+                going.set()
+            if isinstance(event, CodeEnd):
+                ends.append(event)
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    assert going.wait(20)
+    sbx.contexts.interrupt(bash)
+    follower.join(20)
+    assert [end.status for end in ends] == ["interrupted"]
+
+
+def test_contexts_are_apart_and_can_be_restarted_and_deleted(sbx: Sandbox, bash: ContextInfo) -> None:
+    other = sbx.contexts.create("bash", cwd="/tmp", env={"PATH": PATH, "MINE": "1"})
+    assert sbx.run_code("echo $MINE $PWD; q=1", context=other).stdout == "1 /tmp\n"
+    assert sbx.run_code("echo [$q]", context=bash).stdout == "[]\n"
+    assert {bash.id, other.id} <= {context.id for context in sbx.contexts.list()}
+    sbx.contexts.restart(other)
+    assert sbx.run_code("echo [$q] $MINE", context=other).stdout == "[] 1\n"
+    sbx.contexts.delete(other)
+    with pytest.raises(ContextNotFound):
+        sbx.run_code("true", context=other)
+    with pytest.raises(ContextNotFound):
+        sbx.contexts.delete(other)
+
+
+def test_the_first_run_without_a_context_makes_one_of_its_language(sbx: Sandbox) -> None:
+    assert sbx.run_code("y=7", language="bash").context_id == "bash"
+    assert sbx.run_code("echo $y", language="bash").stdout == "7\n"
+    assert sbx.contexts.get("bash").language == "bash"
+    with pytest.raises(InvalidRequest, match="runs bash, not python"):
+        sbx.run_code("1", context="bash", language="python")
+
+
+def test_a_machine_without_a_kernel_says_what_to_install(sbx: Sandbox, tmp_path: Path) -> None:
+    python = tmp_path / "python3"
+    python.write_text('#!/bin/sh\nexec /usr/bin/python3 -I -S "$@"\n')
+    python.chmod(0o755)
+    with pytest.raises(LanguageMissing, match="python3-ipykernel"):
+        sbx.contexts.create("python", env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
+
+
+def test_code_runs_from_the_command_line(sbx: Sandbox, daemon: Daemon, tmp_path: Path) -> None:
+    script = tmp_path / "a.sh"
+    script.write_text("echo from a file; z=3")
+    assert daemon.cli("run-code", sbx.id, str(script)).stdout == "from a file\n"
+    again = daemon.cli("run-code", sbx.id, "-l", "bash", "-", input="echo $z; false")
+    assert (again.stdout, again.returncode) == ("3\n", 1)
+    assert "bash" in daemon.cli("contexts", "ls", sbx.id).stdout
+    assert daemon.cli("run-code", sbx.id, "-l", "bash", "-c", "sleep 60", "--timeout", "0.3").returncode == 124
