@@ -79,10 +79,10 @@ class Jupyter(Kernel):
                 env={**os.environ, "JPY_PARENT_PID": str(os.getpid())},
             )
         try:
-            import zmq  # type: ignore[import-not-found,unused-ignore]
+            import zmq
         except ImportError:
             raise Missing(_INSTALL) from None
-        context = zmq.Context.instance()
+        context: Any = zmq.Context.instance()
         self._shell, self._iopub = context.socket(zmq.DEALER), context.socket(zmq.SUB)
         self._iopub.setsockopt(zmq.SUBSCRIBE, b"")
         for socket, name in ((self._shell, "shell"), (self._iopub, "iopub")):
