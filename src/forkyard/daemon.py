@@ -23,6 +23,7 @@ from forkyard.api.app import create_app
 from forkyard.api.inside import InsideGit
 from forkyard.builds.builds import Builds
 from forkyard.compat.e2b.facade import E2b
+from forkyard.compat.freestyle.facade import Freestyle
 from forkyard.control.placement import Limits
 from forkyard.control.plane import ControlPlane
 from forkyard.control.previews import Address
@@ -124,7 +125,8 @@ async def serve(settings: Settings) -> None:
             )
             control.previews.address = _address(settings, *(one.getsockname()[1] for one in (plain[0], *secure)))
             control.domains.nameservers = settings.nameservers
-            front = E2b(gateway, control, api_hosts=names)
+            freestyle = Freestyle(gateway, control, hosting, builds, api_hosts=names)
+            front = E2b(freestyle, control, api_hosts=names)
             server = Server(configured(front, grace_s=GRACE_S))
             tasks = [
                 asyncio.create_task(_stop_when_asked(control, server)),
@@ -138,6 +140,7 @@ async def serve(settings: Settings) -> None:
             finally:
                 gateway.close()
                 await front.aclose()
+                await freestyle.aclose()
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)

@@ -27,6 +27,7 @@ import uvicorn
 from forkyard.api.app import create_app
 from forkyard.builds.builds import Builds
 from forkyard.compat.e2b.facade import E2b
+from forkyard.compat.freestyle.facade import Freestyle
 from forkyard.control.plane import ControlPlane
 from forkyard.git.automation import Outward
 from forkyard.git.hosting import GitHosting
@@ -184,7 +185,8 @@ class Daemon:
         unix = socket.socket(socket.AF_UNIX)
         unix.bind(str(self.socket))
         app = create_app(self._control, hosting=self.hosting, builds=self.builds)
-        self._e2b = E2b(app, self._control, default_user=getpass.getuser())
+        self._freestyle = Freestyle(app, self._control, self.hosting, self.builds)
+        self._e2b = E2b(self._freestyle, self._control, default_user=getpass.getuser())
         config = uvicorn.Config(
             self._e2b,
             log_level="error",
@@ -208,6 +210,7 @@ class Daemon:
         await self._break()
         await self._serving
         await self._e2b.aclose()
+        await self._freestyle.aclose()
 
     async def _stop(self) -> None:
         await self._close()

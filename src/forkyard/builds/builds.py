@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -43,7 +43,7 @@ from forkyard.models.builds import (
     LayerInfo,
     Pruned,
 )
-from forkyard.models.specs import Spec
+from forkyard.models.specs import Spec, Step
 from forkyard.store.builds import BuildRecord
 from forkyard.store.records import Place
 
@@ -141,7 +141,12 @@ class Builds:
     # ── sandboxes ────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def sandbox(
-        self, request: SandboxCreate, *, api_key_id: str = "", idempotency_key: str | None = None
+        self,
+        request: SandboxCreate,
+        *,
+        api_key_id: str = "",
+        idempotency_key: str | None = None,
+        begun: Callable[[str], None] | None = None,
     ) -> SandboxInfo:
         """A sandbox of `request.spec`, which is built first if it is not in the cache."""
         assert request.spec is not None
@@ -149,7 +154,7 @@ class Builds:
             if name in request.model_fields_set and getattr(request, name) is not None:
                 raise InvalidRequest(f"a sandbox with a spec has no {name} of its own; leave it out", field=name)
         for attempt in (1, 2):  # a layer may be evicted between the build and the create
-            snapshot_id = await self._built(request, api_key_id)
+            snapshot_id = await self.built(request.spec, identity=request.identity, key_id=api_key_id, begun=begun)
             wanted = request.model_copy(
                 # The network is named, for else it would be that of the build.
                 update={"snapshot": snapshot_id, "spec": None, "network": request.network}
@@ -163,20 +168,33 @@ class Builds:
                     raise
         raise AssertionError("unreachable")
 
-    async def _built(self, request: SandboxCreate, key_id: str) -> str:
-        assert request.spec is not None
-        last = (await self._layers(request.spec))[-1]
+    async def built(
+        self, spec: Spec, *, identity: str | None = None, key_id: str = "", begun: Callable[[str], None] | None = None
+    ) -> str:
+        """The snapshot of a spec, from the cache or built now; `begun` is told the id of the build then."""
+        last = (await self._layers(spec))[-1]
         if not last.skip_cache and (found := await self._cache.find(last.key)) is not None:
             return found.snapshot_id
-        wanted = BuildCreate(spec=request.spec, identity=request.identity)
-        begun = await self.create(wanted, key_id=key_id)
-        info = await self.finished(begun.id)
+        build = await self.create(BuildCreate(spec=spec, identity=identity), key_id=key_id)
+        if begun is not None:
+            begun(build.id)
+        info = await self.finished(build.id)
         if info.snapshot_id is not None:
             return info.snapshot_id
         failure = info.failure or BuildFailure(message="the build was cancelled")
-        raise BuildFailed(
-            f"build {info.id} failed: {failure.message}", build_id=info.id, **failure.model_dump(exclude={"message"})
-        )
+        raise _failed(info.id, failure)
+
+    async def set_up(self, sandbox_id: str, steps: Sequence[Step], *, key_id: str = "") -> None:
+        """Do steps in a sandbox that runs. Nothing is kept of it but, if one fails, a build that tells why."""
+        request = BuildCreate(spec=Spec(steps=list(steps)))
+        try:
+            await self._workshop.do(sandbox_id, layers_of(request.spec, "")[0])
+        except LayerFailed as error:
+            failure = _failure(error)
+            record = await self._store.add_build("bld-" + new_id(), key_id, request.model_dump(mode="json"), [])
+            await self._store.end_build(record.id, "failed", failure=failure.model_dump(mode="json"))
+            await self._tidy()
+            raise _failed(record.id, failure) from error
 
     # ── one build ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -187,7 +205,6 @@ class Builds:
         task.add_done_callback(lambda _: (self._tasks.pop(record.id, None), self._journals.pop(record.id, None)))
 
     async def _run(self, record: BuildRecord, journal: Journal) -> None:
-        failure: BuildFailure
         try:
             snapshot_id = await self._build(record, journal)
             await self._store.end_build(record.id, "succeeded", snapshot_id=snapshot_id)
@@ -199,18 +216,7 @@ class Builds:
             journal.close()
             raise
         except LayerFailed as error:
-            failed = error.failed
-            failure = BuildFailure(
-                message=failed.message,
-                layer=error.layer,
-                step=failed.number,
-                what=failed.what,
-                exit_code=failed.exit_code,
-                log=failed.log[-_LOG_BYTES:],
-                units=failed.units,
-                debug_snapshot_id=error.debug_snapshot_id,
-            )
-            await self._fail(record, journal, failure)
+            await self._fail(record, journal, _failure(error))
         except Exception as error:
             if not isinstance(error, ForkyardError):
                 log.error("build failed", build=record.id, exc_info=error)
@@ -229,7 +235,7 @@ class Builds:
         with self._cache.pinned(layers):
             plan = await self._cache.plan(layers, skip_cache=request.skip_cache)
             await self._store.change_build(record.id, layers=_dumped(plan))
-            snapshot_id: str | None = None
+            snapshot_id = request.spec.base if is_snapshot(request.spec.base) else None
             for layer in layers:
                 begun, info = time.monotonic(), plan[layer.index]
                 if info.cached and info.snapshot_id is None:  # a later one is there
@@ -246,6 +252,8 @@ class Builds:
 
     async def _layers(self, spec: Spec) -> Sequence[Layer]:
         _checked(spec)
+        if is_snapshot(spec.base):
+            return layers_of(spec, (await self._control.snapshots.get(spec.base)).id)
         return layers_of(spec, await self._control.host.prepare(shape_of(spec)))
 
     async def _record(self, build_id: str) -> BuildRecord:
@@ -279,10 +287,35 @@ class Builds:
 
 
 def _checked(spec: Spec) -> None:
-    if spec.base not in BASES:
+    if spec.base not in BASES and not is_snapshot(spec.base):
         raise InvalidRequest(
-            f"there is no base {spec.base!r}; there is {', '.join(sorted(BASES))}", field="body.spec.base"
+            f"there is no base {spec.base!r}; there is {', '.join(sorted(BASES))}, and the id of any snapshot",
+            field="body.spec.base",
         )
+
+
+def is_snapshot(base: str) -> bool:
+    return base.startswith("sc-")
+
+
+def _failure(error: LayerFailed) -> BuildFailure:
+    failed = error.failed
+    return BuildFailure(
+        message=failed.message,
+        layer=error.layer,
+        step=failed.number,
+        what=failed.what,
+        exit_code=failed.exit_code,
+        log=failed.log[-_LOG_BYTES:],
+        units=failed.units,
+        debug_snapshot_id=error.debug_snapshot_id,
+    )
+
+
+def _failed(build_id: str, failure: BuildFailure) -> BuildFailed:
+    return BuildFailed(
+        f"build {build_id} failed: {failure.message}", build_id=build_id, **failure.model_dump(exclude={"message"})
+    )
 
 
 def _dumped(plan: list[LayerInfo]) -> list[dict[str, object]]:

@@ -134,23 +134,29 @@ class Workshop:
         def on_step(number: int, text: str, ms: float | None) -> None:
             flight.phase("step" if ms is None else "done", layer.index, text, number, ms)
 
-        async with control.sandboxes.use(sandbox.id) as guest:
-
-            async def clone(repo: GitRepo) -> None:
-                record = await control.ground.record(sandbox.id)
-                async with control.sandboxes.clones(record, [repo]) as put:
-                    await put(guest)
-
-            try:
-                await do_steps(guest, layer, Telling(flight.output, on_step), clone)
-            except StepFailed as failed:
-                raise LayerFailed(layer.index, failed, await self._debug(sandbox.id, guest, failed)) from failed
+        await self.do(sandbox.id, layer, Telling(flight.output, on_step))
         flight.phase("snapshot", layer.index, "saving the machine as it runs")
         snapshot = await control.snapshots.create(sandbox.id)
         await self._cache.keep(layer, snapshot)
         ms = (time.monotonic() - began) * 1000
         flight.phase("done", layer.index, f"layer {layer.index} is snapshot {snapshot.id}", ms=ms)
         return snapshot.id
+
+    async def do(self, sandbox_id: str, layer: Layer, tell: Telling | None = None) -> None:
+        """The steps of a layer, in a sandbox that runs."""
+        tell = tell or Telling(lambda *_: None, lambda *_: None)
+        control = self._control
+
+        async def clone(repo: GitRepo) -> None:
+            record = await control.ground.record(sandbox_id)
+            async with control.sandboxes.clones(record, [repo]) as put:
+                await put(guest)
+
+        async with control.sandboxes.use(sandbox_id) as guest:
+            try:
+                await do_steps(guest, layer, tell, clone)
+            except StepFailed as failed:
+                raise LayerFailed(layer.index, failed, await self._debug(sandbox_id, guest, failed)) from failed
 
     async def _debug(self, sandbox_id: str, guest: Guest, failed: StepFailed) -> str | None:
         """What can be said of a failure; the machine may be in any state."""

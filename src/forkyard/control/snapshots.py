@@ -28,6 +28,7 @@ log = structlog.get_logger(__name__)
 SNAPSHOT_DEADLINE_S = 600.0
 ROLLBACK_DEADLINE_S = 600.0
 _ID = re.compile(r"^sc-[a-z0-9]{20}$")
+_NAME = re.compile(r"[^/\x00-\x1f\x7f]{1,128}")
 #: States a rollback can begin in; if it fails the sandbox returns there.
 _SETTLED = (State.RUNNING, State.PAUSED, State.STOPPED, State.FAILED)
 
@@ -43,8 +44,7 @@ class Snapshots:
 
     async def create(self, sandbox_id: str, name: str | None = None, *, automatic: bool = False) -> SnapshotInfo:
         """Of a running or paused sandbox, which goes on as it was."""
-        if name is not None and _ID.match(name):
-            raise InvalidRequest(f"{name!r} looks like the id of a snapshot; choose another name", field="name")
+        _checked(name)
         work = partial(self._create, sandbox_id, name, automatic)
         # Not interruptible: a delete waits for it, for what it makes outlives the sandbox.
         return await self._ground.turns.run(sandbox_id, "snapshot", work, interruptible=False)
@@ -121,6 +121,13 @@ class Snapshots:
             items=[snapshot_info(record) for record in found], next_cursor=cursor_after(found[-1]) if more else None
         )
 
+    async def rename(self, snapshot_id: str, name: str) -> SnapshotInfo:
+        _checked(name)
+        renamed = await self._ground.store.rename_snapshot(snapshot_id, name)
+        if renamed is None:
+            raise SnapshotNotFound(f"there is no snapshot {snapshot_id!r}")
+        return snapshot_info(renamed)
+
     async def delete(self, id_or_name: str) -> None:
         found = await self.find(id_or_name)
         await self._removal.drop_snapshot(found.id)
@@ -183,6 +190,13 @@ class Snapshots:
         await self._ground.store.transition(
             record.id, record.incarnation, record.state, before.state, before.cause, before.cause_detail
         )
+
+
+def _checked(name: str | None) -> None:
+    if name is not None and _ID.match(name):
+        raise InvalidRequest(f"{name!r} looks like the id of a snapshot; choose another name", field="name")
+    if name is not None and _NAME.fullmatch(name) is None:
+        raise InvalidRequest("the name of a snapshot has no `/` and no control characters", field="name")
 
 
 def snapshot_info(record: SnapshotRecord) -> SnapshotInfo:

@@ -34,17 +34,20 @@ def unit(service: Service) -> str:
     lines = ["[Unit]", f"Description={service.name}"]
     lines += [f"After={' '.join(after)}"] if after else []
     lines += [f"Requires={' '.join(map(unit_name, service.requires))}"] if service.requires else []
+    lines += [f"OnFailure={' '.join(map(unit_name, service.on_failure))}"] if service.on_failure else []
     lines += ["StartLimitIntervalSec=0", "", "[Service]", f"Type={service.type}"]
     lines += [f"ExecStart=/bin/bash {SCRIPTS}/{service.name}.sh"]
     lines += ["NotifyAccess=all"] if service.type == "notify" or service.watchdog_s else []
     lines += ["RemainAfterExit=yes"] if service.type == "oneshot" else []
     lines += [f"User={service.user}"] if service.user else []
+    lines += [f"Group={service.group}"] if service.group else []
     lines += [f"WorkingDirectory={_escaped(service.workdir)}"] if service.workdir else []
     lines += [f"Environment={_quoted(f'{name}={value}')}" for name, value in service.env.items()]
     lines += [f"Restart={service.restart}", f"RestartSec={service.restart_s:g}"]
     lines += [f"TimeoutStartSec={service.ready_timeout_s:g}"]
     lines += [f"WatchdogSec={service.watchdog_s:g}"] if service.watchdog_s else []
-    lines += ["", "[Install]", "WantedBy=multi-user.target", "", _SECTION]
+    wanted_by = " ".join(map(unit_name, service.wanted_by)) or "multi-user.target"
+    lines += ["", "[Install]", f"WantedBy={wanted_by}", "", _SECTION]
     lines += [f"Service={json.dumps(service.model_dump(mode='json', exclude_defaults=True))}"]
     return "\n".join(lines) + "\n"
 

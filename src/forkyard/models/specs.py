@@ -243,9 +243,14 @@ class Service(_Part):
     restart_s: float = Field(1.0, ge=0, le=3600, description="Pause before a restart.")
     env: dict[Name, Value] = Field(default_factory=dict, max_length=256)
     user: User | None = Field(None, description="Default: that of the spec at this step, else root.")
+    group: User | None = Field(None, description="Default: that of the user.")
     workdir: Path | None = None
     after: list[UnitName] = Field(default_factory=list, max_length=64)
     requires: list[UnitName] = Field(default_factory=list, max_length=64)
+    on_failure: list[UnitName] = Field(default_factory=list, max_length=64, description="Started when it fails.")
+    wanted_by: list[UnitName] = Field(
+        default_factory=list, max_length=64, description="What pulls it in at boot. Default: multi-user.target."
+    )
     watchdog_s: float | None = Field(None, gt=0, le=86400, description="It must say so this often that it is alive.")
     enabled: bool = Field(True, description="Started at every boot from disk.")
 

@@ -35,16 +35,22 @@ class SnapshotQueries(Database):
         }
 
         def work(connection: sa.Connection) -> None:
-            if name is not None:
-                taken = connection.execute(sa.select(snapshots.c.id).where(snapshots.c.name == name)).scalar()
-                if taken is not None:
-                    raise Conflict(
-                        f"there is a snapshot named {name!r} already ({taken}); choose another name, or delete it",
-                        snapshot_id=taken,
-                    )
+            _name_is_free(connection, name, snapshot_id)
             connection.execute(snapshots.insert(), row)
 
         await self._write(work)
+
+    async def rename_snapshot(self, snapshot_id: str, name: str) -> SnapshotRecord | None:
+        """`Conflict` if the name is taken. None if there is no such snapshot."""
+        here = sa.and_(snapshots.c.id == snapshot_id, snapshots.c.ready)
+
+        def work(connection: sa.Connection) -> SnapshotRecord | None:
+            _name_is_free(connection, name, snapshot_id)
+            connection.execute(snapshots.update().where(here).values(name=name))
+            row = connection.execute(snapshots.select().where(here)).mappings().first()
+            return None if row is None else _snapshot(row)
+
+        return await self._write(work)
 
     async def finish_snapshot(self, snapshot_id: str, *, size_bytes: int, paused_ms: float) -> SnapshotRecord | None:
         """It is ready. None if it was removed meanwhile."""
@@ -123,6 +129,18 @@ class SnapshotQueries(Database):
     async def snapshot_bytes(self) -> int:
         query = sa.select(sa.func.coalesce(sa.func.sum(snapshots.c.size_bytes), 0))
         return await self._read(lambda connection: int(connection.execute(query).scalar_one()))
+
+
+def _name_is_free(connection: sa.Connection, name: str | None, snapshot_id: str) -> None:
+    if name is None:
+        return
+    query = sa.select(snapshots.c.id).where(snapshots.c.name == name, snapshots.c.id != snapshot_id)
+    taken = connection.execute(query).scalar()
+    if taken is not None:
+        raise Conflict(
+            f"there is a snapshot named {name!r} already ({taken}); choose another name, or delete it",
+            snapshot_id=taken,
+        )
 
 
 def _snapshot(row: sa.RowMapping) -> SnapshotRecord:

@@ -1,0 +1,202 @@
+"""Bodies that Freestyle's clients send."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, StringConstraints
+
+from forkyard.compat.freestyle.calls import Body
+
+MAX_SECONDS = 366 * 86400
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("holds half a surrogate pair") from None
+    return text
+
+
+def _power_of_two(number: int) -> int:
+    if number & (number - 1):
+        raise ValueError("is not a power of two")
+    return number
+
+
+Clean = AfterValidator(_encodable)
+Text = Annotated[str, StringConstraints(max_length=65536), Clean]
+Name = Annotated[str, StringConstraints(max_length=128), Clean]
+Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
+Power = Annotated[int, Field(ge=1), AfterValidator(_power_of_two)]
+
+
+class Persistence(Body):
+    type: Literal["sticky", "ephemeral", "persistent"] = "sticky"
+    priority: int | None = Field(None, ge=0, le=10)
+
+
+class DomainWanted(Body):
+    domain: str = Field(max_length=253)
+    port: int = Field(443, alias="vmPort", ge=1, le=65535)
+
+
+class UnitRestart(Body):
+    policy: Literal["no", "on-failure", "always", "on-abnormal"] = "no"
+    restart_s: float | None = Field(None, alias="restartSec", ge=0, le=3600)
+
+
+class Unit(Body):
+    """A systemd unit, or what is changed of one."""
+
+    name: str
+    mode: Literal["oneshot", "service"] = "service"
+    exec: list[Text] = Field(default_factory=list, max_length=64)
+    env: dict[str, Text] | None = None
+    user: str | None = None
+    group: str | None = None
+    workdir: Text | None = None
+    after: list[str] | None = None
+    requires: list[str] | None = None
+    on_failure: list[str] | None = Field(None, alias="onFailure")
+    wanted_by: list[str] | None = Field(None, alias="wantedBy")
+    enable: bool | None = None
+    timeout_s: float | None = Field(None, alias="timeoutSec", ge=0, le=MAX_SECONDS)
+    delete_after_success: bool | None = Field(None, alias="deleteAfterSuccess")
+    ready_signal: bool | None = Field(None, alias="readySignal")
+    watchdog_s: float | None = Field(None, alias="watchdogSec", ge=0, le=86400)
+    restart: UnitRestart | None = Field(None, alias="restartPolicy")
+
+
+class Systemd(Body):
+    services: list[Unit] | None = Field(None, max_length=150)
+    patched: list[Unit] | None = Field(None, alias="patchedServices", max_length=150)
+
+
+class User(Body):
+    name: str
+    uid: int | None = Field(None, ge=0, le=2**31)
+    gecos: Text | None = None
+    groups: list[str] | None = Field(None, max_length=64)
+    home: Text | None = None
+    shell: Text | None = None
+    system: bool | None = None
+
+
+class Group(Body):
+    name: str
+    gid: int | None = Field(None, ge=0, le=2**31)
+    system: bool | None = None
+
+
+class ExtraFile(Body):
+    content: str
+    encoding: Literal["utf8", "utf-8", "base64"] | None = None
+    executable: bool | None = None
+
+
+class GitUser(Body):
+    name: Text | None = None
+    email: Text | None = None
+
+
+class GitConfig(Body):
+    user: GitUser | None = None
+
+
+class RepoWanted(Body):
+    repo: Text
+    path: Text | None = None
+    rev: Text | None = None
+
+
+class Git(Body):
+    config: GitConfig | None = None
+    repos: list[RepoWanted] | None = Field(None, max_length=32)
+
+
+class PortWanted(Body):
+    port: int = Field(ge=1, le=65535)
+    target: int = Field(alias="targetPort", ge=1, le=65535)
+
+
+class BaseImage(Body):
+    dockerfile: Text = Field(alias="dockerfileContent")
+
+
+class Layer(Body):
+    """What a machine is made of, or one layer of it. `snapshot` is the layer below."""
+
+    snapshot_id: Text | None = Field(None, alias="snapshotId")
+    base_image: BaseImage | None = Field(None, alias="baseImage")
+    disk_gb: int | None = Field(None, alias="rootfsSizeGb", ge=4, le=1024)
+    memory_gb: Annotated[Power, Field(le=16)] | None = Field(None, alias="memSizeGb")
+    vcpus: Annotated[Power, Field(le=8)] | None = Field(None, alias="vcpuCount")
+    workdir: Text | None = None
+    idle_s: Seconds | None = Field(None, alias="idleTimeoutSeconds")
+    ports: list[PortWanted] | None = Field(None, max_length=64)
+    systemd: Systemd | None = None
+    users: list[User] | None = Field(None, max_length=64)
+    groups: list[Group] | None = Field(None, max_length=64)
+    files: dict[Text, ExtraFile] | None = Field(None, alias="additionalFiles", max_length=1000)
+    git: Git | None = None
+    git_repos: list[RepoWanted] | None = Field(None, alias="gitRepos", max_length=32)
+    apt: list[str] | None = Field(None, alias="aptDeps", max_length=500)
+    discriminator: Annotated[str, StringConstraints(max_length=200), Clean] | None = None
+    skip_cache: bool | None = Field(None, alias="skipCache")
+    snapshot: Layer | None = None
+
+
+class NewVm(Layer):
+    """Its own fields are the topmost layer. Clients send the rest as `spec`, or the older ones as `template`."""
+
+    name: Name | None = None
+    threshold: int | None = Field(None, alias="activityThresholdBytes", ge=0, le=2**31 - 1)
+    persistence: Persistence | None = None
+    spec: Layer | None = None
+    template: Layer | None = None
+    domains: list[DomainWanted] | None = Field(None, max_length=64)
+    recreate: bool | None = None
+    nics: list[Any] | None = None
+
+
+class StartVm(Body):
+    idle_s: Seconds | None = Field(None, alias="idleTimeoutSeconds")
+    threshold: int | None = Field(None, alias="activityThresholdBytes", ge=0, le=2**31 - 1)
+
+
+class ForkVm(Body):
+    count: int | None = Field(1, ge=1, le=100)
+
+
+class SnapshotVm(Body):
+    name: Name | None = None
+    persistence: Persistence | None = None
+
+
+class ResizeVm(Body):
+    vcpus: Annotated[Power, Field(le=8)] | None = Field(None, alias="vcpuCount")
+    memory_gb: Annotated[Power, Field(le=16)] | None = Field(None, alias="memSizeGb")
+    disk_gb: int | None = Field(None, alias="rootfsSizeGb", ge=4, le=1024)
+
+
+class Exec(Body):
+    command: Annotated[str, StringConstraints(max_length=2**20), Clean]
+    terminal: Annotated[str, StringConstraints(max_length=64), Clean] | None = None
+    timeout_ms: int | None = Field(None, alias="timeoutMs", ge=1, le=7 * 86_400_000)
+
+
+class WriteFile(Body):
+    content: str
+    encoding: Literal["utf8", "utf-8", "base64"] = "utf8"
+
+
+class EnsureSnapshot(Body):
+    name: Name | None = None
+    spec: Layer | None = None
+    template: Layer | None = None
+
+
+class RenameSnapshot(Body):
+    name: Name

@@ -1,0 +1,327 @@
+"""Freestyle's specs as ours: the layers below are built once and kept, the topmost is done in each VM. Pure.
+
+Three shapes come in (see `models.NewVm`), and mean the same here: a chain of layers, the innermost first. Units that only
+set something up become steps; those that stay become services.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+from pydantic import ValidationError
+
+from forkyard.compat.freestyle import dockerfile, models, runtimes
+from forkyard.compat.freestyle.calls import said
+from forkyard.compat.freestyle.errors import Refused
+from forkyard.models.specs import Size, Spec, Step
+
+#: Where sandboxes find hosted repositories.
+INSIDE = "http://git.forkyard.internal"
+#: Theirs, which clients and people have written down.
+_HOSTED = "https://git.freestyle.sh/"
+_SETUP_ONLY = ("freestyle-run-command-", "freestyle-wait-for-")
+_NO_LIMIT_S = 86400.0
+_UNIT_S = 3600.0
+_OUTSIDE_PORT = 443
+IDLE_S = 300.0
+
+
+@dataclass
+class Plan:
+    """What has to be done for a VM."""
+
+    snapshot_id: str | None = None
+    cached: list[Step] = field(default_factory=list)
+    own: list[Step] = field(default_factory=list)
+    size: dict[str, int] = field(default_factory=dict)
+    workdir: str | None = None
+    port: int | None = None
+    idle_s: float | None = IDLE_S
+    #: Ids or names of hosted repositories that are cloned.
+    repos: list[str] = field(default_factory=list)
+    _setup_only: set[str] = field(default_factory=set)
+
+    def spec(self) -> Spec:
+        """Of the layers below."""
+        with _ours():
+            base = {} if self.snapshot_id is None else {"base": self.snapshot_id}
+            return Spec(size=Size(**self.size), steps=self.cached, **base)
+
+
+def plan(top: models.Layer, spec: models.Layer | None, template: models.Layer | None) -> Plan:
+    """Of a VM."""
+    if spec is not None and template is not None:
+        raise _wrong("spec and template exclude each other")
+    made = Plan()
+    below = _chain(spec or template or top.snapshot)
+    # The outermost layer of a spec is of this VM alone, and so is what stands at the top.
+    own = below[-1:] if spec is not None else []
+    for layer in below[: len(below) - len(own)]:
+        _add_layer(made, layer)
+    for layer in (*own, top):
+        made.own += _steps(layer, made)
+        _settle(made, layer)
+    with _ours():
+        Spec(steps=made.own)
+    return made
+
+
+def build(spec: models.Layer | None, template: models.Layer | None) -> Plan:
+    """Of a snapshot: everything is kept."""
+    if spec is not None and template is not None:
+        raise _wrong("spec and template exclude each other")
+    made = Plan()
+    for layer in _chain(spec or template):
+        _add_layer(made, layer)
+    return made
+
+
+def _chain(layer: models.Layer | None) -> list[models.Layer]:
+    """Innermost first."""
+    found = []
+    while layer is not None:
+        found.append(layer)
+        layer = layer.snapshot
+    return found[::-1]
+
+
+def _add_layer(made: Plan, layer: models.Layer) -> None:
+    steps = _steps(layer, made)
+    if steps:
+        salt = {"discriminator": layer.discriminator or "", "skip_cache": bool(layer.skip_cache)}
+        made.cached += [*steps, _step(layer=salt)]
+    _settle(made, layer)
+
+
+def _settle(made: Plan, layer: models.Layer) -> None:
+    """What is not a step; that of the outer layer counts."""
+    sources = [source for source in (layer.snapshot, layer.snapshot_id, layer.base_image) if source is not None]
+    if len(sources) > 1:
+        raise _wrong("a layer has one of snapshot, snapshotId and baseImage")
+    made.snapshot_id = layer.snapshot_id or made.snapshot_id
+    made.workdir = layer.workdir or made.workdir
+    if "idle_s" in layer.model_fields_set:
+        made.idle_s = layer.idle_s
+    for name, value in (
+        ("vcpus", layer.vcpus),
+        ("memory_mib", None if layer.memory_gb is None else layer.memory_gb * 1024),
+        ("disk_gib", layer.disk_gb),
+    ):
+        if value is not None:
+            made.size[name] = value
+    for port in layer.ports or ():
+        if port.port == _OUTSIDE_PORT:
+            made.port = port.target
+
+
+# ── one layer ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _steps(layer: models.Layer, made: Plan) -> list[Step]:
+    if layer.base_image is not None:
+        made.cached += [*_image(layer.base_image), _step(layer={})]
+    return [
+        *(_step(run={"command": _groupadd(group)}) for group in layer.groups or ()),
+        *(_step(run={"command": _useradd(user)}) for user in layer.users or ()),
+        *([_step(apt=layer.apt)] if layer.apt else []),
+        *([_step(run={"command": f"mkdir -p -- {shlex.quote(layer.workdir)}"})] if layer.workdir else []),
+        *_git(layer, made),
+        *_files(layer),
+        *_units(layer, made),
+        *_patches(layer),
+    ]
+
+
+def _image(image: models.BaseImage) -> Iterator[Step]:
+    for one in dockerfile.instructions(image.dockerfile):
+        if one.kind == "run":
+            yield _step(run={"command": runtimes.replaced(one.value)})
+        elif one.kind == "env" and one.env:
+            yield _step(env=dict(one.env))
+        elif one.kind in ("workdir", "user"):
+            yield _step(**{one.kind: one.value})
+
+
+def _groupadd(group: models.Group) -> str:
+    words = ["groupadd", "-f", *(["-r"] if group.system else [])]
+    words += [] if group.gid is None else ["-g", str(group.gid)]
+    return shlex.join([*words, "--", group.name])
+
+
+def _useradd(user: models.User) -> str:
+    words = ["useradd", "-m", "-s", user.shell or "/bin/bash", *(["-r"] if user.system else [])]
+    words += [] if user.uid is None else ["-u", str(user.uid)]
+    words += [] if user.gecos is None else ["-c", user.gecos]
+    words += [] if user.home is None else ["-d", user.home]
+    words += ["-G", ",".join(user.groups)] if user.groups else []
+    return f"id -u -- {shlex.quote(user.name)} >/dev/null 2>&1 || {shlex.join([*words, '--', user.name])}"
+
+
+def _git(layer: models.Layer, made: Plan) -> Iterator[Step]:
+    git = layer.git or models.Git()
+    if git.repos and layer.git_repos:
+        raise Refused(400, "INVALID_GIT_REPO_SPEC_ERROR", "git.repos and gitRepos exclude each other; use git.repos")
+    user = (git.config and git.config.user) or models.GitUser()
+    for name, value in (("user.name", user.name), ("user.email", user.email)):
+        if value is not None:
+            yield _step(run={"command": shlex.join(["git", "config", "--system", name, value])})
+    for wanted in git.repos or layer.git_repos or ():
+        url = _url(wanted.repo, made)
+        path = wanted.path or layer.workdir or f"/root/{url.rstrip('/').rpartition('/')[2].removesuffix('.git')}"
+        yield _step(git={"url": url, "path": path, "rev": wanted.rev})
+
+
+def _url(repo: str, made: Plan) -> str:
+    if repo.startswith(_HOSTED):
+        repo = repo.removeprefix(_HOSTED).strip("/").removesuffix(".git")
+    if "://" in repo:
+        return repo
+    made.repos.append(repo)
+    return f"{INSIDE}/{repo}.git"
+
+
+def _files(layer: models.Layer) -> list[Step]:
+    scripts = {_script_of(unit) for unit in (layer.systemd and layer.systemd.services) or ()}
+    files: dict[str, Any] = {}
+    for path, file in (layer.files or {}).items():
+        content = runtimes.replaced(file.content) if path in scripts else file.content
+        files[path] = {
+            "content": content,
+            "encoding": "base64" if file.encoding == "base64" else "utf8",
+            "mode": 0o755 if file.executable or content.startswith("#!") else None,
+        }
+    return [_step(files=files)] if files else []
+
+
+def _script_of(unit: models.Unit) -> str:
+    return unit.exec[0].split()[-1] if unit.exec and unit.exec[0].split() else ""
+
+
+# ── units ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _units(layer: models.Layer, made: Plan) -> Iterator[Step]:
+    units = {unit.name.removesuffix(".service"): unit for unit in (layer.systemd and layer.systemd.services) or ()}
+    made._setup_only |= {name for name, unit in units.items() if _only_sets_up(name, unit)}
+    waits_for = {
+        name: {bare(other) for other in (*(unit.after or ()), *(unit.requires or ()))} & units.keys()
+        for name, unit in units.items()
+    }
+    try:
+        order = list(TopologicalSorter(waits_for).static_order())
+    except CycleError as error:
+        raise _wrong(f"units wait for each other in a circle: {' → '.join(reversed(error.args[1]))}") from None
+    for name in order:
+        unit = units[name]
+        if name in made._setup_only:
+            yield _step(run=_run(unit))
+        else:
+            yield _step(service=service_fields(unit, made._setup_only))
+
+
+def _only_sets_up(name: str, unit: models.Unit) -> bool:
+    return unit.mode == "oneshot" and (bool(unit.delete_after_success) or name.startswith(_SETUP_ONLY))
+
+
+def bare(unit_name: str) -> str:
+    return unit_name.removesuffix(".service")
+
+
+def _run(unit: models.Unit) -> dict[str, Any]:
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in (unit.env or {}).items()]
+    limit_s = _UNIT_S if unit.timeout_s is None else unit.timeout_s or _NO_LIMIT_S
+    return {
+        "command": "\n".join([*exports, _script(unit)]),
+        "user": unit.user,
+        "cwd": unit.workdir or "/",
+        "timeout_s": min(limit_s, _NO_LIMIT_S),
+    }
+
+
+def _script(unit: models.Unit) -> str:
+    if not unit.exec:
+        raise Refused(400, "EXEC_EMPTY", f"the unit {unit.name[:64]} has no exec")
+    return unit.exec[0] if len(unit.exec) == 1 else "\n".join(["set -e", *unit.exec])
+
+
+def service_fields(unit: models.Unit, gone: set[str] | frozenset[str] = frozenset()) -> dict[str, Any]:
+    """A unit as a service of ours. `gone`: units that were only steps, which nothing can wait for any more."""
+    kind = "oneshot" if unit.mode == "oneshot" else "notify" if unit.ready_signal else "simple"
+    restart = unit.restart or models.UnitRestart()
+    limit_s = None if unit.timeout_s is None else min(unit.timeout_s or _NO_LIMIT_S, _NO_LIMIT_S)
+    fields: dict[str, Any] = {
+        "name": bare(unit.name),
+        "exec": _script(unit),
+        "type": kind,
+        "restart": restart.policy,
+        "restart_s": restart.restart_s,
+        "env": unit.env,
+        "user": unit.user,
+        "group": unit.group,
+        "workdir": unit.workdir,
+        "after": [name for name in unit.after or () if bare(name) not in gone],
+        "requires": [name for name in unit.requires or () if bare(name) not in gone],
+        "on_failure": unit.on_failure,
+        "wanted_by": unit.wanted_by,
+        "watchdog_s": unit.watchdog_s or None,
+        "enabled": unit.enable is not False,
+        "ready_timeout_s": limit_s,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _patches(layer: models.Layer) -> Iterator[Step]:
+    names: list[str] = []
+    for patch in (layer.systemd and layer.systemd.patched) or ():
+        unit = f"{bare(patch.name)}.service"
+        if "/" in unit or "\0" in unit:
+            raise Refused(400, "SERVICE_NAME_INVALID_CHARS", f"{unit[:64]!r} is no name of a unit")
+        yield _step(files={f"/etc/systemd/system/{unit}.d/freestyle.conf": {"content": _drop_in(patch)}})
+        names.append(unit)
+    if names:
+        quoted = " ".join(map(shlex.quote, names))
+        yield _step(run={"command": f"systemctl daemon-reload && systemctl try-restart -- {quoted}"})
+
+
+def _drop_in(patch: models.Unit) -> str:
+    lines = ["[Unit]"]
+    lines += [f"After={' '.join(patch.after)}"] if patch.after else []
+    lines += [f"Requires={' '.join(patch.requires)}"] if patch.requires else []
+    lines += ["[Service]"]
+    lines += ["ExecStart=", *(f"ExecStart={line}" for line in patch.exec)] if patch.exec else []
+    lines += [f"Environment={shlex.quote(f'{name}={value}')}" for name, value in (patch.env or {}).items()]
+    lines += [f"User={patch.user}"] if patch.user else []
+    lines += [f"Group={patch.group}"] if patch.group else []
+    lines += [f"WorkingDirectory={patch.workdir}"] if patch.workdir else []
+    lines += [f"Restart={patch.restart.policy}"] if patch.restart else []
+    if any("\n" in line for line in lines):
+        raise _wrong(f"the patch of {patch.name[:64]} has a line break in it")
+    return "\n".join(lines) + "\n"
+
+
+# ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _ours:
+    """What our models refuse is a bad request of theirs."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if isinstance(error, ValidationError):
+            raise _wrong(said(error)) from None
+
+
+def _step(**fields: Any) -> Step:
+    with _ours():
+        return Step.model_validate(fields)
+    raise AssertionError("unreachable")
+
+
+def _wrong(message: str) -> Refused:
+    return Refused(400, "CREATE_VM_BAD_REQUEST", message)

@@ -1,0 +1,78 @@
+// Sleep, power, forks.
+import { assert, call, fails } from './registry.js'
+
+call('vm.suspend', async (y) => {
+  const told = await y.vm.suspend()
+  assert.equal(told.id, y.vmId)
+  assert.equal((await y.vm.getInfo()).state, 'suspended')
+})
+
+call('vm.exec: wakes a suspended VM', async (y) => {
+  assert.equal((await y.vm.exec('echo awake')).stdout, 'awake\n')
+  assert.equal((await y.vm.getInfo()).state, 'running')
+})
+
+call('vm.start: resumes', async (y) => {
+  await y.vm.suspend()
+  assert.equal((await y.vm.start()).id, y.vmId)
+  assert.equal((await y.vm.getInfo()).state, 'running')
+})
+
+call('vm.fork', async (y) => {
+  const { forks } = await y.vm.fork()
+  assert.equal(forks.length, 1)
+  assert.equal((await forks[0].vm.exec('echo fork')).stdout, 'fork\n')
+  await forks[0].vm.delete()
+})
+
+call('vm.fork: count', async (y) => {
+  const { forks } = await y.vm.fork({ count: 3 })
+  assert.equal(new Set(forks.map((one) => one.vmId)).size, 3)
+  const done = await Promise.all(forks.map(({ vm }, n) => vm.exec(`echo ${n}`)))
+  assert.deepEqual(done.map((one) => one.stdout), ['0\n', '1\n', '2\n'])
+  await Promise.all(forks.map(({ vm }) => vm.delete()))
+})
+
+call('vm.fork: unknown VM', async (y) => {
+  await fails('FORK_VM_NOT_FOUND', () => y.fs.vms.ref({ vmId: 'i' + '0'.repeat(19) }).fork())
+})
+
+call('vm.stop', async (y) => {
+  const { vm, vmId } = await y.fs.vms.create()
+  assert.equal((await vm.stop()).vmId, vmId)
+  assert.equal((await vm.getInfo()).state, 'stopped')
+  await fails('VM_NOT_RUNNING', () => vm.stop())
+  y.stopped = vm
+})
+
+call('vm.start: boots', async (y) => {
+  await y.stopped.start({ idleTimeoutSeconds: 900 })
+  assert.equal((await y.stopped.exec('echo booted')).stdout, 'booted\n')
+})
+
+call('vm.resize', async (y) => {
+  await y.stopped.resize(
+    y.newerThan('0.1.62') ? { storage: 12 } : { rootfsSizeGb: 12 },
+  )
+  const row = (await y.fs.vms.list()).vms.find((one) => one.id === y.stopped.vmId)
+  assert.equal(row.sizing.rootfsSizeMb, 12 * 1024)
+  assert.equal((await y.stopped.getInfo()).state, 'running')
+}, { since: '0.1.49' })
+
+call('vm.waitForExit', async (y) => {
+  const exited = y.stopped.waitForExit()
+  await y.stopped.stop()
+  assert.match((await exited).exitStatus, /./)
+}, { since: '0.1.49' })
+
+call('vm.kill', async (y) => {
+  await y.stopped.start()
+  await y.stopped.kill()
+  assert.equal((await y.stopped.getInfo()).state, 'stopped')
+  await y.stopped.delete()
+})
+
+call('vm.optimize', async (y) => {
+  assert.equal((await y.vm.optimize()).id, y.vmId)
+  assert.equal((await y.vm.exec('echo again')).stdout, 'again\n')
+}, { since: '0.1.49' })
