@@ -104,7 +104,7 @@ call('fs.watchFiles', async (y) => {
   await y.vm.fs.writeTextFile(y.path('last.txt'), 'x')
   await watching
   assert(seen.every((event) => event.eventType && event.filename.startsWith(y.dir)))
-})
+}, { since: '0.1.52' })
 
 call('vm.exec: terminal', async (y) => {
   await y.vm.exec({ command: 'echo one; echo two', terminal: 'build' })
@@ -149,9 +149,12 @@ call('session.resize', async (y) => {
 }, { since: '0.1.63' })
 
 call('pty.list', async (y) => {
-  const { sessions } = await y.vm.pty.list()
-  const one = sessions.find((session) => session.sessionId === y.session.sessionId)
-  assert.deepEqual([one.running, one.cols, one.rows, one.attachedCount], [true, 90, 20, 1])
+  await until(async () => {
+    const { sessions } = await y.vm.pty.list()
+    const one = sessions.find((session) => session.sessionId === y.session.sessionId)
+    assert.deepEqual([one.running, one.attachedCount], [true, 1])
+    return one.cols === 90 && one.rows === 20
+  })
 }, { since: '0.1.63' })
 
 call('pty.attach', async (y) => {

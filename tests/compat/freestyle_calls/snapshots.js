@@ -16,12 +16,12 @@ call('snapshots.list', async (y) => {
 }, { since: '0.1.52' })
 
 call('snapshots.get', async (y) => {
-  const { snapshot } = await y.fs.vms.snapshots.get({ snapshotId: y.snapshotId })
-  assert.equal(snapshot.snapshotId, y.snapshotId)
+  const found = await y.fs.vms.snapshots.get({ snapshotId: y.snapshotId })
+  assert.deepEqual([found.snapshotId, found.state, found.sourceVmId], [y.snapshotId, 'ready', y.vmId])
 }, { since: '0.1.52' })
 
 call('snapshots.get: unknown', async (y) => {
-  await fails('SNAPSHOT_NOT_FOUND', () => y.fs.vms.snapshots.get({ snapshotId: 'sc-' + '0'.repeat(20) }))
+  await fails('404', () => y.fs.vms.snapshots.get({ snapshotId: 'sc-' + '0'.repeat(20) }))
 }, { since: '0.1.52' })
 
 call('snapshots.ref', async (y) => {

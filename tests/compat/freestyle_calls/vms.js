@@ -17,14 +17,15 @@ call('new Freestyle: wrong key', async (y) => {
   await fails('UNAUTHORIZED', () => stranger.vms.list())
 })
 
+// Before 0.1.52 these ask for a path without a host, and fail before anything is sent.
 call('freestyle.whoami', async (y) => {
   assert.match((await y.fs.whoami()).accountId, /./)
-})
+}, { since: '0.1.52' })
 
 call('freestyle.fetch', async (y) => {
   const answer = await y.fs.fetch('/v1/vms')
   assert.equal(answer.status, 200)
-})
+}, { since: '0.1.52' })
 
 call('vms.create', async (y) => {
   const made = await y.fs.vms.create()

@@ -1,0 +1,211 @@
+"""What no published Freestyle client sends, and what it must be told."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from forkyard.compat.freestyle import routes
+from forkyard.guest.fake import FakeGuest
+from forkyard.hosts.memory import MemoryHost
+
+from ..contract.sdk_daemon import Daemon  # noqa: TID252
+from .clients import clients, places
+
+SOURCES = Path(routes.__file__).parent
+#: Only the newest client has what these are about.
+NEWEST_ONLY = re.compile(r"SESSION_|INVALID_SESSION_ID|EXEC_TIMED_OUT")
+NOBODY = "i" + "0" * 19
+NOT_SERVED = [
+    ("POST", "/web/v1/deployment"),
+    ("GET", "/web/v1/deployments"),
+    ("POST", "/v1/vpcs"),
+    ("POST", "/v1/vpcs/x/wireguard/peers"),
+    ("GET", "/v1/vms/x/nothing"),
+    ("PATCH", "/v1/vms/x"),
+    ("GET", "/git/v1/identity"),
+    ("GET", "/execute/v9/script"),
+]
+
+
+class Unreal(Daemon):
+    """Its guests are only memory: what is made up by a fuzzer may remove anything there."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.host = MemoryHost(lambda *_: FakeGuest())  # type: ignore[assignment]
+
+
+@pytest.fixture(scope="module")
+def unreal() -> Iterator[Daemon]:
+    with tempfile.TemporaryDirectory(prefix="fyfs-") as root:
+        daemon = Unreal(Path(root))
+        daemon.start()
+        yield daemon
+        daemon.stop()
+
+
+@pytest.fixture(scope="module")
+def api(unreal: Daemon) -> Iterator[httpx.Client]:
+    headers = {"Authorization": f"Bearer {unreal.key}"}
+    with httpx.Client(base_url=unreal.url, headers=headers, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def vm(api: httpx.Client) -> str:
+    return str(api.post("/v1/vms", json={}).json()["id"])
+
+
+def _table() -> list[tuple[str, str]]:
+    text = (SOURCES / "routes.py").read_text()
+    names = {"vm": "/v1/vms/{vm}", "pty": "/v1/vms/{vm}/pty"}
+    found = re.findall(r'Route\(\s*"([A-Z]+)", f?"?([^",]+)"?,', text)
+    table = []
+    for method, path in found:
+        path = names.get(path, path)
+        for name, value in names.items():
+            path = path.replace(f"{{{name}}}", value) if path.startswith(f"{{{name}}}") else path
+        path = path.replace("{{", "{").replace("}}", "}")
+        if method != "WEBSOCKET" and path.startswith("/"):
+            table.append((method, re.sub(r"\{\w+\}", "x", path)))
+    return table
+
+
+def _is_error(answer: httpx.Response) -> bool:
+    body = answer.json()
+    return re.fullmatch(r"[A-Z][A-Z_0-9]+", body["code"]) is not None and body["message"] != ""
+
+
+def test_the_table_is_seen() -> None:
+    assert len(_table()) > 35
+
+
+def test_every_code_is_one_that_clients_know() -> None:
+    """Some try again for ever if it is not."""
+    used = set()
+    for source in SOURCES.glob("*.py"):
+        used |= set(re.findall(r'"([A-Z][A-Z0-9]+(?:_[A-Z0-9]+)+)"', source.read_text()))
+    assert len(used) > 25
+    for client in [*clients("npm", "freestyle"), *clients("npm", "freestyle-sandboxes")]:
+        package = Path(places(client.name)[client]) / "node_modules" / client.name
+        known = set(re.findall(r'static code = "([A-Z0-9_]+)"', (package / "index.mjs").read_text()))
+        strangers = {code for code in used - known if NEWEST_ONLY.match(code) is None or client.version == "0.1.63"}
+        assert not strangers, f"{client} does not know {strangers}"
+
+
+@pytest.mark.parametrize(("method", "path"), [*_table(), *NOT_SERVED])
+def test_nothing_is_done_without_a_key(unreal: Daemon, method: str, path: str) -> None:
+    answer = httpx.request(method, unreal.url + path)
+    assert answer.status_code in (401, 405, 501)
+    assert _is_error(answer)
+
+
+@pytest.mark.parametrize(("method", "path"), NOT_SERVED)
+def test_what_is_not_served_says_so(api: httpx.Client, method: str, path: str) -> None:
+    answer = api.request(method, path, json={} if method in ("POST", "PATCH") else None)
+    assert answer.status_code in (404, 405, 501)
+    assert _is_error(answer)
+
+
+def test_a_page_of_a_sandbox_keeps_its_paths(unreal: Daemon, vm: str) -> None:
+    answer = httpx.get(f"{unreal.url}/v1/vms", headers={"Host": f"3000-{vm}.localhost"})
+    assert "code" not in answer.text or answer.json().get("code") != "UNAUTHORIZED"
+
+
+def test_a_path_may_be_quoted_or_not(api: httpx.Client, vm: str) -> None:
+    for path in ("%2Ftmp%2Fa%20b.txt", "/tmp/a%20b.txt"):
+        assert api.put(f"/v1/vms/{vm}/files/{path}", json={"content": "x"}).status_code == 200
+        assert api.get(f"/v1/vms/{vm}/files/{path}").json() == {"content": "x", "encoding": "utf8"}
+
+
+# ── identities ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_identity_may_what_it_was_granted_and_no_more(unreal: Daemon, api: httpx.Client) -> None:
+    mine, other = (str(api.post("/v1/vms", json={}).json()["id"]) for _ in range(2))
+    own = {"Authorization": f"Bearer {unreal.key}"}
+    identity = httpx.post(f"{unreal.url}/api/v1/identities", json={"name": "agent"}, headers=own).json()["id"]
+    grant = f"{unreal.url}/api/v1/identities/{identity}/permissions/sandboxes/{mine}"
+    assert httpx.put(grant, json={"allowed_users": ["root"]}, headers=own).status_code == 200
+    made = httpx.post(f"{unreal.url}/api/v1/identities/{identity}/tokens", json={}, headers=own).json()
+    headers = {"X-Freestyle-Identity-Access-Token": made["token"]}
+    with httpx.Client(base_url=unreal.url, headers=headers) as agent:
+        assert agent.get("/auth/v1/whoami").json()["identityId"] == identity
+        assert agent.get(f"/v1/vms/{mine}").status_code == 200
+        assert agent.put(f"/v1/vms/{mine}/files/%2Ftmp%2Fx", json={"content": "x"}).status_code == 200
+        as_other = {"X-Freestyle-Vm-Linux-User-Id": "user"}
+        assert agent.get(f"/v1/vms/{mine}/files/%2Ftmp%2Fx", headers=as_other).status_code == 403
+        assert agent.get(f"/v1/vms/{other}").status_code == 404
+        for method, path in (("DELETE", f"/v1/vms/{mine}"), ("POST", "/v1/vms"), ("POST", f"/v1/vms/{mine}/fork")):
+            answer = agent.request(method, path)
+            assert answer.status_code == 403
+            assert answer.json()["code"] == "FORBIDDEN"
+
+
+# ── bad input ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_leaf = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=20)
+_json = st.recursive(_leaf, lambda of: st.lists(of, max_size=4) | st.dictionaries(st.text(max_size=8), of, max_size=4))
+
+
+def _fields() -> list[str]:
+    text = "".join(source.read_text() for source in SOURCES.glob("*.py"))
+    aliases = re.findall(r'alias="(\w+)"', text)
+    plain = re.findall(r"^    (\w+): [^=\n]+(?:=|$)", (SOURCES / "models.py").read_text(), re.MULTILINE)
+    return sorted({*aliases, *plain})
+
+
+_body = st.one_of(
+    st.dictionaries(st.sampled_from(_fields()), _json, max_size=6).map(lambda it: json.dumps(it).encode()),
+    st.dictionaries(
+        st.sampled_from(_fields()), st.dictionaries(st.sampled_from(_fields()), _json, max_size=4), max_size=4
+    ).map(lambda it: json.dumps(it).encode()),
+    _json.map(lambda it: json.dumps(it).encode()),
+    st.binary(max_size=60),
+)
+_WITH_BODY = [(method, path) for method, path in _table() if method in ("POST", "PUT", "PATCH", "DELETE")]
+#: Of the VM that is there, those that neither end nor wait.
+_HARMLESS = ("exec-await", "files/", "systemd", "start", "snapshot")
+_settings = settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
+)
+
+
+@_settings
+@given(st.sampled_from(_WITH_BODY), _body)
+def test_no_body_breaks_it(api: httpx.Client, vm: str, route: tuple[str, str], body: bytes) -> None:
+    method, path = route
+    answer = api.request(method, path.replace("/vms/x", f"/vms/{NOBODY}"), content=body)
+    _harmless(answer)
+    if method == "POST" and path == "/v1/vms" and answer.status_code == 200:
+        api.delete(f"/v1/vms/{answer.json()['id']}")
+    if "/vms/x/" in path and path.split("/vms/x/")[1].startswith(_HARMLESS):
+        _harmless(api.request(method, path.replace("/vms/x", f"/vms/{vm}"), content=body))
+
+
+def _harmless(answer: httpx.Response) -> None:
+    if answer.status_code != 200:
+        assert _is_error(answer)
+        assert answer.json()["code"] != "INTERNAL_ERROR", answer.text
+        assert answer.status_code < 500 or answer.json()["code"] in ("VM_SETUP_FAILED", "SERVICE_UNAVAILABLE")
+
+
+@_settings
+@given(
+    st.sampled_from([path for method, path in _table() if method == "GET" and "stream" not in path]),
+    st.dictionaries(
+        st.sampled_from(["limit", "offset", "vmState", "search", "includeDeleted", "query", "rev", "lines", "since"]),
+        st.text(),
+    ),
+)
+def test_no_query_breaks_it(api: httpx.Client, path: str, query: dict[str, str]) -> None:
+    _harmless(api.get(path.replace("/vms/x", f"/vms/{NOBODY}"), params=query))

