@@ -614,6 +614,9 @@ class Puppet:
     def wants(self, network: Network, name: str, tls: bool) -> bool:
         return name != "shared.example"
 
+    async def replays(self, network: Network, name: str) -> bool:
+        return name == "recorded.example"
+
     async def serve(self, guest: socket.socket, what: Intercepted) -> None:
         self.seen.append(what)
         reader, writer = await asyncio.open_connection(sock=guest)
@@ -677,12 +680,51 @@ async def test_the_connection_that_waited_is_the_one_that_is_looked_into(world: 
 
 async def test_a_replay_touches_nothing_outside(world: World) -> None:
     world.start(world.network(preset="evaluation", replay="monday"), intercept=Puppet())
-    (address,) = await world.addresses("anything.example")
-    assert await world.exchange(address, 80, get("anything.example")) == b"replayed"
+    (address,) = await world.addresses("recorded.example")
+    assert await world.exchange(address, 80, get("recorded.example")) == b"replayed"
     record = await world.record()
     assert (record.verdict, record.reason) == ("allowed", "replayed")
     assert await world.exchange(address, 22, b"SSH-2.0-x\r\n") == b"reset"
     assert world.connected == [] and world.resolved == []
+
+
+async def test_a_replay_knows_no_names_but_those_recorded(world: World) -> None:
+    world.start(world.network(preset="evaluation", replay="monday"), intercept=Puppet())
+    assert (await world.ask("other.example")).rcode() == dns.rcode.NXDOMAIN
+    record = await world.record("dns")
+    assert (record.verdict, record.name) == ("denied", "other.example")
+    assert "not in the recording 'monday'" in (record.reason or "")
+    assert world.resolved == []
+
+
+async def test_requests_of_plain_http_are_records_of_their_own(world: World) -> None:
+    await world.serve(GOOD, 80, echo)
+    world.start(world.network(allow("good.example")))
+    await world.addresses("good.example")
+    reader, writer = await world.open(GOOD, 80)
+    asked = get("good.example").replace(b" / ", b" /a/b?token=x ") + get("good.example").replace(b"GET", b"DELETE")
+    writer.write(asked)
+    await reader.readexactly(len(asked))
+    first, second = [await world.record("http") for _ in range(2)]
+    assert (first.method, first.path, first.name, first.port) == ("GET", "/a/b", "good.example", 80)
+    assert (second.method, second.path, second.verdict) == ("DELETE", "/", "allowed")
+    assert first.exec_id == second.exec_id is not None
+    assert "token" not in first.model_dump_json()
+
+
+async def test_a_flood_of_requests_is_counted_and_not_listed_one_by_one(world: World) -> None:
+    await world.serve(GOOD, 80, echo)
+    world.start(world.network(allow("good.example")))
+    await world.addresses("good.example")
+    reader, writer = await world.open(GOOD, 80)
+    asked = get("good.example") * 3000
+    writer.write(asked)
+    await reader.readexactly(len(asked))
+    writer.close()
+    listed = 0
+    while (await world.records.get()).kind != "tcp":
+        listed += 1
+    assert 400 < listed < 2000
 
 
 # -- names --------------------------------------------------------------------------------------------------------------

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from forkyard.models.network import EgressPolicy, EgressRecord
+from forkyard.models.network import EgressPolicy
 from forkyard.net.authority import Authority
 from forkyard.net.base import Injection, Network
 from forkyard.net.http import HttpInterceptor
 from forkyard.net.outside import Intercepted, tcp_connect
+from forkyard.net.outside import Request as HttpRequest
 from forkyard.net.recordings import Recordings
 
 pytestmark = pytest.mark.anyio
@@ -105,6 +106,7 @@ class World:
     name: str = NAME
     sandbox_id: str = "s"
     notes: list[tuple[str, str | None]] = field(default_factory=list)
+    logged: list[HttpRequest] = field(default_factory=list)
     reach: Callable[[], Awaitable[socket.socket]] | None = None
 
     @contextlib.asynccontextmanager
@@ -119,13 +121,10 @@ class World:
         async def connect() -> socket.socket:
             return await (self.reach or (lambda: tcp_connect("127.0.0.1", self.port)))()
 
-        def record(_: EgressRecord) -> None:
-            raise AssertionError
-
         def note(verdict: str, reason: str | None) -> None:
             self.notes.append((verdict, reason))
 
-        what = Intercepted(self.sandbox_id, self.name, 443, tls, self.network, connect, note, record)
+        what = Intercepted(self.sandbox_id, self.name, 443, tls, self.network, connect, note, self.logged.append)
         serving = asyncio.create_task(self.interceptor.serve(theirs, what))
         context = ssl.create_default_context(cadata=self.authority.certificate_pem if trusting else None)
         try:
@@ -320,6 +319,20 @@ async def test_another_upgrade_does_not_pass(world: World) -> None:
     assert "upgrade" not in world.server.asked[0].headers
 
 
+async def test_every_request_is_logged_without_its_query(world: World) -> None:
+    async with world.guest() as (reader, writer):
+        await exchange(reader, writer, f"POST /echo?token=x#y\nAuthorization: {PLACEHOLDER}", b"question")
+        await exchange(reader, writer, "GET /count")
+        await exchange(reader, writer, "GET /count\nHost: other.example.test")
+    first, second, third = world.logged
+    assert (first.method, first.target, first.status, first.verdict) == ("POST", "/echo?token=x#y", 200, "allowed")
+    assert first.bytes_out == len(b"question") and first.bytes_in > 0 and first.duration_s > 0
+    assert (second.target, second.status, second.bytes_in) == ("/count", 200, 1)
+    assert (third.status, third.verdict) == (421, "denied")
+    assert "other.example.test" in (third.reason or "")
+    assert VALUE not in repr(world.logged)
+
+
 # ── record and replay ────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -366,6 +379,18 @@ async def test_what_was_not_recorded_is_refused(world: World) -> None:
         assert status == 403
         assert b"not in the recording" in text
         assert world.notes[-1][0] == "denied"
+        assert (world.logged[-1].verdict, world.logged[-1].status) == ("denied", 403)
+
+
+async def test_only_hosts_of_the_recording_are_replayed(world: World) -> None:
+    world.network = Network(EgressPolicy(record="run"))
+    await world.ask("GET /count")
+    assert not await world.interceptor.replays(world.network, NAME)  # it records
+    replaying(world)
+    assert await world.interceptor.replays(world.network, NAME)
+    assert not await world.interceptor.replays(world.network, "other.example.test")
+    replaying(world, "nothing")
+    assert not await world.interceptor.replays(world.network, NAME)
 
 
 async def test_half_an_answer_is_not_recorded(world: World) -> None:

@@ -34,8 +34,11 @@ def test_what_was_recorded_is_replayed_offline_and_the_rest_is_refused() -> None
             refused = replayer.exec(f"curl -sS -w '%{{http_code}}' https://{API}/unknown", timeout_s=60)
             assert "403" in refused.stdout
             assert "not in the recording" in refused.stdout
-            unknown = replayer.exec("curl -sS -m 20 -w '%{http_code}' https://elsewhere.test/", timeout_s=60)
-            assert unknown.exit_code != 0 or "403" in unknown.stdout
+            unknown = replayer.exec("curl -sS -m 20 https://elsewhere.test/", timeout_s=60)
+            assert unknown.exit_code == 6  # there is no such name
+            (asked_once, *_) = replayer.egress.list(kind="http", exec_id=again.exec_id)
+            assert (asked_once.method, asked_once.name, asked_once.path) == ("GET", API, "/count")
+            assert (asked_once.status, asked_once.verdict) == (200, "allowed")
             denied = [record.reason or "" for record in replayer.egress.list(verdict="denied")]
             assert any("not in the recording" in reason for reason in denied)
         assert len(web.requests) == asked

@@ -82,13 +82,17 @@ def log_command(
 
 def _row(record: EgressRecord) -> tuple[str, ...]:
     where = record.name or record.address or "?"
-    if record.name and record.address:
+    if record.name and record.address and record.kind != "http":
         where = f"{record.name} ({record.address})"
+    if record.port is not None and record.kind != "dns":
+        where = f"{where}:{record.port}"
+    if record.kind == "http":
+        where = f"{record.method} {where}{record.path}" + (f" → {record.status}" if record.status else "")
     return (
         record.at.astimezone().strftime("%H:%M:%S"),
         record.verdict,
         record.kind,
-        where if record.port is None or record.kind == "dns" else f"{where}:{record.port}",
+        where,
         show.size(record.bytes_out),
         show.size(record.bytes_in),
         show.duration(record.duration_ms),

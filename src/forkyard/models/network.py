@@ -115,7 +115,8 @@ Verdict = Literal["allowed", "denied", "failed"]
 
 
 class EgressRecord(Answer):
-    """One connection, or one DNS query."""
+    """One connection, one DNS query, or one HTTP request where the door sees it: over plain HTTP, and where it looks
+    into TLS."""
 
     id: int = 0
     at: datetime
@@ -132,6 +133,9 @@ class EgressRecord(Answer):
     duration_ms: float = 0.0
     verdict: Verdict
     reason: str | None = Field(None, description="Why it was denied or failed, and how to allow it.")
+    method: str | None = Field(None, description="Of an HTTP request.")
+    path: str | None = Field(None, description="Of an HTTP request; never with its query.")
+    status: int | None = Field(None, description="What an HTTP request was answered with, where that is looked at.")
 
 
 class EgressTotals(Answer):

@@ -15,12 +15,13 @@ import contextlib
 import socket
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import assert_never
 
 from forkyard.guest.base import SocketOwner
-from forkyard.models.network import EgressRecord, Verdict
+from forkyard.models.network import Verdict
 from forkyard.net.base import DOOR_ADDRESS, INTERNAL_DOMAIN, SANDBOX_HEADER, Network, Service
-from forkyard.net.outside import Intercepted, tcp_connect
+from forkyard.net.outside import Intercepted, Request, tcp_connect
 from forkyard.net.peek import Peek
 from forkyard.net.policy import Decision, address_of
 from forkyard.net.relay import BudgetSpent, Relay, reset
@@ -252,7 +253,7 @@ class Connection:
                 raise Denied(f"{claimed} speaks plain HTTP only; use http://{claimed}")
             upstream = await tcp_connect(service.address, service.port)
             headers = {**service.headers, SANDBOX_HEADER: self._watch.sandbox_id}
-            await self._carry(upstream, owner, Requests(_SameHost(claimed, headers)))
+            await self._carry(upstream, owner, self._requests(claimed, headers, owner))
             return
         if claimed is not None and self._watch.replays:
             self._name = claimed
@@ -274,7 +275,7 @@ class Connection:
             await self._intercept(owner, early)
             return
         upstream = await (early or self._watch.outside.connect(self._target, self._port))
-        await self._carry(upstream, owner, Requests(_SameHost(head.host, {})) if head is not None else None)
+        await self._carry(upstream, owner, None if head is None else self._requests(head.host, {}, owner))
 
     async def _settle(self, name: str, by_address: Decision) -> None:
         """Find where a connection to `name` goes, or deny it. Nothing of a denied name reaches a resolver."""
@@ -304,6 +305,21 @@ class Connection:
             and isinstance(self._sight, Tls | Http)
             and interceptor.wants(network, self._name, isinstance(self._sight, Tls))
         )
+
+    def _requests(self, host: str, replaced: Mapping[str, str], owner: asyncio.Task[SocketOwner | None]) -> Requests:
+        """Every request of a connection must be to the host of the first."""
+
+        def check(head: Head) -> Mapping[str, str]:
+            if head.host != host:
+                raise Denied(f"a request to {head.host} on a connection to {host}; use a connection of its own")
+            self._log(owner, Request(head.method, head.target))
+            return replaced
+
+        return Requests(check)
+
+    def _log(self, owner: asyncio.Task[SocketOwner | None], request: Request) -> None:
+        found = owner.result() if owner.done() and not owner.cancelled() and not owner.exception() else None
+        self._watch.request(request, found, name=self._name, address=self._target, port=self._port)
 
     # -- carrying ----------------------------------------------------------------------------------------------------
 
@@ -344,13 +360,16 @@ class Connection:
         def note(verdict: Verdict, reason: str | None) -> None:
             self._noted = (verdict, reason)
 
-        def record(record: EgressRecord) -> None:
-            found = owner.result() if owner.done() and not owner.cancelled() and not owner.exception() else None
-            self._watch.write(record, found)
-
         self._intercepted = network
         what = Intercepted(
-            self._watch.sandbox_id, name, self._port, isinstance(self._sight, Tls), network, connect, note, record
+            self._watch.sandbox_id,
+            name,
+            self._port,
+            isinstance(self._sight, Tls),
+            network,
+            connect,
+            note,
+            partial(self._log, owner),
         )
         served = asyncio.create_task(interceptor.serve(theirs, what))
         carried = asyncio.create_task(self._carry(ours, owner))
@@ -391,18 +410,6 @@ class Connection:
                 for _ in range(64):
                     if not await self._loop.sock_recv(self._guest, 65536):
                         break
-
-
-class _SameHost:
-    """Every request of a connection must be to the host of the first."""
-
-    def __init__(self, host: str, replaced: Mapping[str, str]) -> None:
-        self._host, self._replaced = host, replaced
-
-    def __call__(self, head: Head) -> Mapping[str, str]:
-        if head.host != self._host:
-            raise Denied(f"a request to {head.host} on a connection to {self._host}; use a connection of its own")
-        return self._replaced
 
 
 class _Checked:

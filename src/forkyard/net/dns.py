@@ -211,6 +211,9 @@ class DnsServer:
                 return Answer(dns.rcode.NOERROR, (DOOR_ADDRESS,) if wants_address else ())
             return Answer(dns.rcode.NXDOMAIN, reason=f"there is no {name}")
         if watch.replays:
+            if not await watch.replayed(name):
+                reason = f"{name} is not in the recording {watch.network.egress.replay!r}"
+                return Answer(dns.rcode.NXDOMAIN, reason=reason)
             return Answer(dns.rcode.NOERROR, (watch.names.make_up(name),) if wants_address else ())
         decision = watch.gate.name(name)
         if not decision.allowed:

@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -22,20 +23,19 @@ import h11
 import structlog
 
 from forkyard.errors import ForkyardError, HostFailure
+from forkyard.models.network import Verdict
 from forkyard.net.authority import Authority
 from forkyard.net.base import Network
 from forkyard.net.injection import Headers, Scrubber, inject, wanted
-from forkyard.net.outside import Intercepted, Interceptor
+from forkyard.net.outside import Intercepted, Interceptor, Request
 from forkyard.net.recordings import Asked, Recordings, Taking
+from forkyard.net.wire import SILENCE_S, Wire, pumped
 
 log = structlog.get_logger(__name__)
 
 _HANDSHAKE_S = 20.0
 _FIRST_REQUEST_S = 60.0
 _KEEP_ALIVE_S = 300.0
-#: Between two pieces of a body, or before an answer: long polls and slow servers are fine.
-_SILENCE_S = 3600.0
-_CHUNK_BYTES = 64 * 1024
 _HEAD_BYTES = 64 * 1024
 #: Of this connection only, or of the transport, and not the message's.
 _HOP = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization", b"te", b"trailer"})
@@ -74,6 +74,9 @@ class HttpInterceptor:
             return True
         return tls and bool(wanted(network.injections.values(), name))
 
+    async def replays(self, network: Network, name: str) -> bool:
+        return network.egress.replay is not None and await self._recordings.has_host(network.egress.replay, name)
+
     async def serve(self, guest: socket.socket, what: Intercepted) -> None:
         context = self._authority.context_for([what.name]) if what.tls else None
         try:
@@ -97,63 +100,6 @@ class HttpInterceptor:
             await wire.close()
 
 
-class Wire:
-    """Bytes of one side."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    @classmethod
-    async def accepted(cls, sock: socket.socket, context: ssl.SSLContext | None) -> Wire:
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(limit=_CHUNK_BYTES)
-        protocol = asyncio.StreamReaderProtocol(reader)
-        transport, _ = await loop.connect_accepted_socket(lambda: protocol, sock, ssl=context)
-        return cls(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
-
-    @classmethod
-    async def connected(cls, sock: socket.socket, context: ssl.SSLContext | None, name: str) -> Wire:
-        try:
-            reader, writer = await asyncio.open_connection(
-                sock=sock, ssl=context, server_hostname=name if context else None, limit=_CHUNK_BYTES
-            )
-        except BaseException:
-            sock.close()
-            raise
-        return cls(reader, writer)
-
-    async def read(self, timeout_s: float) -> bytes:
-        async with asyncio.timeout(timeout_s):
-            return await self._reader.read(_CHUNK_BYTES)
-
-    async def write(self, data: bytes) -> None:
-        if data:
-            self._writer.write(data)
-            async with asyncio.timeout(_SILENCE_S):
-                await self._writer.drain()
-
-    @property
-    def ended(self) -> bool:
-        return self._reader.at_eof() or self._writer.is_closing()
-
-    def end_of_writing(self) -> None:
-        with contextlib.suppress(OSError, RuntimeError):
-            if self._writer.can_write_eof():
-                self._writer.write_eof()
-            else:
-                self._writer.close()
-
-    async def close(self) -> None:
-        self._writer.close()
-        with contextlib.suppress(OSError, TimeoutError, ssl.SSLError):
-            async with asyncio.timeout(5.0):
-                await self._writer.wait_closed()
-
-    def abort(self) -> None:
-        self._writer.transport.abort()
-
-
 class _Upstream:
     """A connection to the real host, and how far its conversation has come."""
 
@@ -166,6 +112,18 @@ class _Upstream:
         return self.http.our_state is h11.IDLE and self.http.their_state is h11.IDLE and not self.wire.ended
 
 
+class _Exchange:
+    """A request under way, for the log."""
+
+    def __init__(self, request: h11.Request) -> None:
+        self.method = request.method.decode("ascii")
+        self.target = request.target.decode("latin-1")
+        self.began_s = time.monotonic()
+        self.status: int | None = None
+        self.bytes_out = 0
+        self.bytes_in = 0
+
+
 class _Session:
     """One connection of a guest."""
 
@@ -176,6 +134,7 @@ class _Session:
         self._trust = trust
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD_BYTES)
         self._upstream: _Upstream | None = None
+        self._now: _Exchange | None = None
         injections = what.network.injections.values() if what.tls else ()
         self._injections = wanted(injections, what.name)
 
@@ -192,7 +151,10 @@ class _Session:
                 request = await self._event(self._http, self._wire, patience_s)
                 if not isinstance(request, h11.Request):
                     return  # it hung up
-                if not await self._exchange(request):
+                self._now = _Exchange(request)
+                goes_on = await self._exchange(request)
+                self._log("allowed")
+                if not goes_on:
                     return
             except Refused as refusal:
                 await self._refuse(refusal)
@@ -202,10 +164,21 @@ class _Session:
                 return
             except (TimeoutError, ConnectionError, ssl.SSLError):
                 return
+            finally:
+                self._log("failed", "it was broken off")
             if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
                 return
             self._http.start_next_cycle()
             patience_s = _KEEP_ALIVE_S
+
+    def _log(self, verdict: Verdict, reason: str | None = None) -> None:
+        """The request under way is over. The first word counts."""
+        now, self._now = self._now, None
+        if now is not None:
+            took_s = time.monotonic() - now.began_s
+            self._what.record(
+                Request(now.method, now.target, now.status, verdict, reason, now.bytes_out, now.bytes_in, took_s)
+            )
 
     async def _exchange(self, request: h11.Request) -> bool:
         """False if nothing can follow it."""
@@ -233,6 +206,12 @@ class _Session:
             else:
                 self.close()
 
+    def _count(self, *, status: int | None = None, bytes_out: int = 0, bytes_in: int = 0) -> None:
+        if self._now is not None:
+            self._now.status = self._now.status if status is None else status
+            self._now.bytes_out += bytes_out
+            self._now.bytes_in += bytes_in
+
     # ── there ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _connected(self) -> _Upstream:
@@ -258,9 +237,10 @@ class _Session:
         http, wire = upstream.http, upstream.wire
         await wire.write(http.send(h11.Request(method=request.method, target=request.target, headers=headers)) or b"")
         while True:
-            event = await self._event(self._http, self._wire, _SILENCE_S)
+            event = await self._event(self._http, self._wire, SILENCE_S)
             if isinstance(event, h11.Data):
                 hashed.update(event.data)
+                self._count(bytes_out=len(event.data))
                 await wire.write(http.send(h11.Data(data=event.data)) or b"")
             elif isinstance(event, h11.EndOfMessage):
                 await wire.write(http.send(h11.EndOfMessage()) or b"")
@@ -279,6 +259,7 @@ class _Session:
         hashed: hashlib._Hash,
     ) -> bool:
         answer = await self._head(upstream, scrubber, sending)
+        self._count(status=answer.status_code)
         if isinstance(answer, h11.InformationalResponse):  # 101: from here on it is no HTTP
             await self._switched(upstream)
             return False
@@ -289,6 +270,7 @@ class _Session:
             async for data in self._body(upstream, scrubber):
                 if taking is not None:
                     await taking.write(data)
+                self._count(bytes_in=len(data))
                 await self._say(h11.Data(data=data))
             if taking is not None:
                 await asyncio.wait([sending])  # then the hash of the request is whole
@@ -306,7 +288,7 @@ class _Session:
         name = self._what.name
         while True:
             try:
-                event = await self._event(upstream.http, upstream.wire, _SILENCE_S)
+                event = await self._event(upstream.http, upstream.wire, SILENCE_S)
             except (h11.RemoteProtocolError, OSError, TimeoutError) as error:
                 why = "hung up before it answered" if upstream.wire.ended else f"gave no answer: {error}"
                 raise Refused(502, f"{name} {why}", verdict_denied=False) from None
@@ -330,7 +312,7 @@ class _Session:
 
     async def _body(self, upstream: _Upstream, scrubber: Scrubber) -> AsyncIterator[bytes]:
         while True:
-            event = await self._event(upstream.http, upstream.wire, _SILENCE_S)
+            event = await self._event(upstream.http, upstream.wire, SILENCE_S)
             if isinstance(event, h11.Data):
                 if data := scrubber.feed(bytes(event.data)):
                     yield data
@@ -346,7 +328,7 @@ class _Session:
         theirs, ours = upstream.http.trailing_data[0], self._http.trailing_data[0]
         await self._wire.write(theirs)
         await upstream.wire.write(ours)
-        await asyncio.gather(_pumped(self._wire, upstream.wire), _pumped(upstream.wire, self._wire))
+        await asyncio.gather(pumped(self._wire, upstream.wire), pumped(upstream.wire, self._wire))
 
     # ── recordings ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -378,7 +360,7 @@ class _Session:
         hashed = hashlib.sha256()
         if any(key == b"expect" for key, _ in request.headers):
             await self._say(h11.InformationalResponse(status_code=100, headers=[]))
-        while not isinstance(event := await self._event(self._http, self._wire, _SILENCE_S), h11.EndOfMessage):
+        while not isinstance(event := await self._event(self._http, self._wire, SILENCE_S), h11.EndOfMessage):
             if not isinstance(event, h11.Data):
                 raise ConnectionResetError("the sandbox hung up in the middle of a request")
             hashed.update(event.data)
@@ -389,6 +371,7 @@ class _Session:
                 403, f"{asked.method} {asked.url} is not in the recording {name!r}, and nothing else is answered"
             )
         headers = [(key.encode("latin-1"), value.encode("latin-1")) for key, value in answered.headers]
+        self._count(status=answered.status)
         bodyless = asked.method == "HEAD" or answered.status in (204, 304)
         if not bodyless:
             headers = [(key, value) for key, value in headers if key.lower() != b"content-length"]
@@ -398,6 +381,7 @@ class _Session:
         if not bodyless:
             async with contextlib.aclosing(self._recordings.body(name, answered)) as chunks:
                 async for chunk in chunks:
+                    self._count(bytes_in=len(chunk))
                     await self._say(h11.Data(data=chunk))
         await self._say(h11.EndOfMessage())
 
@@ -418,7 +402,10 @@ class _Session:
         await self._wire.write(self._http.send(event) or b"")
 
     async def _refuse(self, refusal: Refused) -> None:
-        self._what.note("denied" if refusal.denied else "failed", refusal.reason)
+        verdict: Verdict = "denied" if refusal.denied else "failed"
+        self._what.note(verdict, refusal.reason)
+        self._count(status=refusal.status)
+        self._log(verdict, refusal.reason)
         if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return  # an answer has begun: all that is left is to hang up
         body = f"Forkyard: {refusal.reason}\n".encode()
@@ -452,13 +439,6 @@ def _passed_on(request: h11.Request, *, recording: bool) -> Headers:
         return [(key, value) for key, value in request.headers.raw_items() if key.lower() not in dropped | {b"upgrade"}]
     kept = [(key, value) for key, value in request.headers.raw_items() if key.lower() not in dropped]
     return [*kept, (b"Connection", b"Upgrade")]
-
-
-async def _pumped(source: Wire, target: Wire) -> None:
-    with contextlib.suppress(OSError, TimeoutError, ssl.SSLError):
-        while data := await source.read(_SILENCE_S):
-            await target.write(data)
-    target.end_of_writing()
 
 
 _check: type[Interceptor] = HttpInterceptor

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from forkyard.models.network import EgressRecord, Verdict
+from forkyard.models.network import Verdict
 from forkyard.net.base import Network
 from forkyard.net.presets import Presets
 
@@ -23,6 +23,20 @@ class Resolver(Protocol):
         """IPv4 addresses of a name; empty if it has none. Raises `OSError` (`TimeoutError` among them) if nobody knows
         for now."""
         ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """One HTTP request, for the log."""
+
+    method: str
+    target: str  # as asked; what follows a `?` is not written down
+    status: int | None = None
+    verdict: Verdict = "allowed"
+    reason: str | None = None
+    bytes_out: int = 0  # of its body, and
+    bytes_in: int = 0  # of the answer's
+    duration_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -39,13 +53,17 @@ class Intercepted:
     connect: Callable[[], Awaitable[socket.socket]]
     #: What the record of this connection is to say; the last word counts. Default: allowed.
     note: Callable[[Verdict, str | None], None]
-    #: Writes a record of its own, such as one for each request (`kind="http"`): as given, but with the owner filled in.
-    record: Callable[[EgressRecord], None]
+    #: Called for each request, when it is over.
+    record: Callable[[Request], None]
 
 
 class Interceptor(Protocol):
     def wants(self, network: Network, name: str, tls: bool) -> bool:
         """Whether a connection to this name is to be looked into. Quick, asked for each connection."""
+        ...
+
+    async def replays(self, network: Network, name: str) -> bool:
+        """Whether there is anything of this host in what this network replays."""
         ...
 
     async def serve(self, guest: socket.socket, what: Intercepted) -> None:

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.parse import urlsplit
 
 from forkyard.errors import HostFailure, NotFound
 from forkyard.models.network import RecordedExchange, RecordingInfo
@@ -54,11 +55,18 @@ class Answered:
     body_bytes: int
 
 
+@dataclass(frozen=True)
+class _Loaded:
+    size_bytes: int  # of the index when it was read
+    answers: dict[Asked, list[Answered]]
+    hosts: frozenset[str]
+
+
 class Recordings:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._writing: dict[str, asyncio.Lock] = {}
-        self._loaded: dict[str, tuple[int, dict[Asked, list[Answered]]]] = {}  # size of the index when it was read
+        self._loaded: dict[str, _Loaded] = {}
         self._places: OrderedDict[tuple[str, str], dict[Asked, int]] = OrderedDict()
 
     def exists(self, name: str) -> bool:
@@ -85,7 +93,7 @@ class Recordings:
 
     async def find(self, name: str, sandbox_id: str, asked: Asked) -> Answered | None:
         """What answers this request of this sandbox now."""
-        answers = (await self._load(name)).get(asked)
+        answers = (await self._load(name)).answers.get(asked)
         if not answers:
             return None
         places = self._places.setdefault((name, sandbox_id), {})
@@ -95,6 +103,9 @@ class Recordings:
         place = places.get(asked, 0)
         places[asked] = place + 1
         return answers[min(place, len(answers) - 1)]
+
+    async def has_host(self, name: str, host: str) -> bool:
+        return host in (await self._load(name)).hosts
 
     async def body(self, name: str, answered: Answered) -> AsyncGenerator[bytes, None]:
         path = self._directory / name / _BODIES / answered.body_sha256
@@ -108,17 +119,18 @@ class Recordings:
         except OSError as error:
             raise HostFailure(f"recording {name!r} is damaged: {error}; record it again") from error
 
-    async def _load(self, name: str) -> dict[Asked, list[Answered]]:
+    async def _load(self, name: str) -> _Loaded:
         path = self._directory / name / _INDEX
         try:
             size = path.stat().st_size
             known = self._loaded.get(name)
-            if known is None or known[0] != size:
-                known = (size, await asyncio.to_thread(_read_index, path))
-                self._loaded[name] = known
-            return known[1]
+            if known is None or known.size_bytes != size:
+                answers = await asyncio.to_thread(_read_index, path)
+                hosts = frozenset(urlsplit(asked.url).hostname or "" for asked in answers)
+                known = self._loaded[name] = _Loaded(size, answers, hosts)
+            return known
         except FileNotFoundError:
-            return {}
+            return _Loaded(0, {}, frozenset())
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise HostFailure(f"recording {name!r} is damaged: {error}; record it again") from error
 

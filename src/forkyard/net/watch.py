@@ -19,7 +19,7 @@ from forkyard.guest.base import SocketOwner
 from forkyard.models.network import EgressRecord, Verdict
 from forkyard.net.base import Network, OwnerOf
 from forkyard.net.limits import Bucket, Meter
-from forkyard.net.outside import Outside
+from forkyard.net.outside import Outside, Request
 from forkyard.net.policy import Decision, Gate
 
 log = structlog.get_logger(__name__)
@@ -31,6 +31,9 @@ _OWNER_TIMEOUT_S = 2.0
 _OWNERS_ASKED_AT_ONCE = 32
 #: Records of refusals beyond this rate are counted and not written one by one.
 _RECORDS_PER_S, _RECORDS_BURST = 200.0, 2000.0
+#: So are HTTP requests: of one connection there may be any number.
+_REQUESTS_PER_S, _REQUESTS_BURST = 50.0, 500.0
+_PATH_CHARS = 512
 #: Stand for names that are only replayed. Nothing outside has such an address (RFC 2544).
 _MADE_UP = IPv4Address("198.18.0.1")
 _MADE_UP_COUNT = 1 << 16
@@ -100,6 +103,8 @@ class Watch:
         self._sink = sink
         self._records = Bucket(_RECORDS_PER_S, _RECORDS_BURST)
         self._unwritten = 0
+        self._requests = Bucket(_REQUESTS_PER_S, _REQUESTS_BURST)
+        self._unwritten_requests = 0
         self.network = network
         self.gate = Gate(sandbox_id, network.egress, outside.presets)
         self.update(network)
@@ -112,6 +117,14 @@ class Watch:
     @property
     def replays(self) -> bool:
         return self.network.egress.replay is not None
+
+    async def replayed(self, name: str) -> bool:
+        """Whether what is replayed has anything of this host."""
+        try:
+            return self.outside.intercept is not None and await self.outside.intercept.replays(self.network, name)
+        except ForkyardError as error:
+            log.error("a recording cannot be read", sandbox_id=self.sandbox_id, error=error.message)
+            return False
 
     def decide(self, name: str | None, address: str, port: int) -> Decision:
         parsed = IPv4Address(address)
@@ -145,7 +158,7 @@ class Watch:
 
     def record(
         self,
-        kind: Literal["tcp", "dns", "http"],
+        kind: Literal["tcp", "dns"],
         verdict: Verdict,
         reason: str | None,
         *,
@@ -178,6 +191,37 @@ class Watch:
                 duration_ms=round(duration_s * 1000, 3),
                 verdict=verdict,
                 reason=reason,
+            ),
+            owner,
+        )
+
+    def request(
+        self, request: Request, owner: SocketOwner | None, *, name: str | None, address: str, port: int
+    ) -> None:
+        """One HTTP request on a connection, which has its own record."""
+        if not self._requests.take():
+            self._unwritten_requests += 1
+            return
+        reason, unwritten = request.reason, self._unwritten_requests
+        if unwritten:
+            reason = f"{reason or request.verdict} (and {unwritten} more requests that are not listed)"
+            self._unwritten_requests = 0
+        self.write(
+            EgressRecord(
+                at=datetime.now(UTC) - timedelta(seconds=request.duration_s),
+                sandbox_id=self.sandbox_id,
+                kind="http",
+                name=name,
+                address=address,
+                port=port,
+                bytes_out=request.bytes_out,
+                bytes_in=request.bytes_in,
+                duration_ms=round(request.duration_s * 1000, 3),
+                verdict=request.verdict,
+                reason=reason,
+                method=request.method[:32],
+                path=request.target.partition("?")[0].partition("#")[0][:_PATH_CHARS],
+                status=request.status,
             ),
             owner,
         )

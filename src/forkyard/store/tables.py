@@ -155,6 +155,9 @@ egress = sa.Table(
     sa.Column("duration_ms", sa.Float, nullable=False),
     sa.Column("verdict", sa.String(8), nullable=False),
     sa.Column("reason", sa.Text),
+    sa.Column("method", sa.String(32)),
+    sa.Column("path", sa.Text),
+    sa.Column("status", sa.Integer),
     sa.Index(None, "sandbox_id", "id"),
     sqlite_autoincrement=True,  # as with events
 )

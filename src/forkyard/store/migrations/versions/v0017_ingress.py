@@ -1,4 +1,4 @@
-"""Bytes of previews, SSH and forwarded ports."""
+"""Bytes of previews, SSH and forwarded ports; HTTP requests in the egress log."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ down_revision = "0010"
 branch_labels = None
 depends_on = None
 
-_COLUMNS = ("ingress_bytes_in", "ingress_bytes_out")
+_COLUMNS = {
+    "sandboxes": {"ingress_bytes_in": sa.BigInteger, "ingress_bytes_out": sa.BigInteger},
+    "egress": {"method": sa.String(32), "path": sa.Text, "status": sa.Integer},
+}
 
 
 def upgrade() -> None:
-    for name in _COLUMNS:
-        op.add_column("sandboxes", sa.Column(name, sa.BigInteger))
+    for table, columns in _COLUMNS.items():
+        for name, kind in columns.items():
+            op.add_column(table, sa.Column(name, kind))
 
 
 def downgrade() -> None:
-    for name in reversed(_COLUMNS):
-        op.drop_column("sandboxes", name)
+    for table, columns in _COLUMNS.items():
+        for name in columns:
+            op.drop_column(table, name)
