@@ -21,6 +21,7 @@ rebuilds the same class from the `code`.
     │   ├── BuildNotFound
     │   ├── ServiceNotFound
     │   ├── ContextNotFound
+    │   ├── VolumeNotFound
     │   └── FileMissing
     ├── Conflict
     │   ├── StateConflict         the sandbox is in a state that does not allow this
@@ -28,6 +29,8 @@ rebuilds the same class from the `code`.
     │   ├── RefConflict           the branch or tag is not where the caller thinks
     │   ├── MergeConflict
     │   ├── DomainUnverified      its TXT record is not there
+    │   ├── VolumeInUse           somebody writes to it, or has it mounted
+    │   ├── VolumeChanged         it has a newer version than the one these changes were made to
     │   └── FileConflict          exists already, is a directory, is not empty …
     ├── SandboxEnded              it existed and is gone; `cause` says why
     ├── GuestFailure              the machine inside answered with a failure
@@ -165,6 +168,10 @@ class ContextNotFound(NotFound):
     """There is no such context in this sandbox."""
 
     code = "context_not_found"
+class VolumeNotFound(NotFound):
+    """There is no volume with this name, or no such version of it."""
+
+    code = "volume_not_found"
 
 
 class ExecNotFound(NotFound):
@@ -220,6 +227,18 @@ class DomainUnverified(Conflict):
     """Nobody has shown yet whose domain this is: its TXT record is missing."""
 
     code = "domain_unverified"
+
+
+class VolumeInUse(Conflict):
+    """A sandbox has this volume; `sandbox_id` says which."""
+
+    code = "volume_in_use"
+
+
+class VolumeChanged(Conflict):
+    """The volume has a newer version than the one these changes were made to."""
+
+    code = "volume_changed"
 
 
 class FileConflict(Conflict):

@@ -39,6 +39,8 @@ STEPS = (
     "rollback.recorded",
     "rollback.loaded",
     "rollback.made",
+    "commit.sealed",  # the disk of a volume, in the machine
+    "commit.published",  # as a new version
     "fold.copied",  # what lies between, into the disk in use
     "fold.done",
     "evict.recorded",

@@ -7,7 +7,7 @@ from pathlib import Path
 from forkyard.models import Shape
 from forkyard.net.base import GUEST_MAC
 from forkyard.net.slots import TAP
-from forkyard.vmm.base import BootSource, VmRecord
+from forkyard.vmm.base import VOLUME_SLOTS, BootSource, VmRecord
 from forkyard.vmm.qemu import cmdline
 
 TCG = cmdline.Engine("/usr/bin/qemu-system-x86_64", "tcg", 64)
@@ -44,7 +44,7 @@ def visible(argv: list[tuple[str, str]]) -> list[tuple[str, str]]:
 
 def test_boot_and_restore_show_the_guest_the_same_machine() -> None:
     assert visible(boot()) == visible(boot(template=False)) == visible(shell())
-    assert len([name for name, _ in visible(boot()) if name == "-device"]) == 7
+    assert len([name for name, _ in visible(boot()) if name == "-device"]) == 7 + VOLUME_SLOTS
 
 
 def test_kvm_and_tcg_differ_in_the_cpu_only() -> None:
@@ -99,7 +99,7 @@ def test_only_a_boot_loads_a_kernel_and_only_a_restore_waits_for_state() -> None
 
 def test_every_device_has_a_place_of_its_own() -> None:
     addresses = [part for _, value in shell() for part in value.split(",") if part.startswith("addr=")]
-    assert len(addresses) == len(set(addresses)) == 5
+    assert len(addresses) == len(set(addresses)) == 5 + VOLUME_SLOTS
 
 
 def test_the_network_card_is_that_of_the_slots_and_its_cable_comes_from_the_launcher() -> None:
@@ -119,5 +119,7 @@ def test_a_comma_in_a_path_is_not_an_option() -> None:
 def test_no_disk_is_needed_to_start_but_its_size_is_known() -> None:
     for argv in (boot(shape=Shape(disk_gib=20)), shell(shape=Shape(disk_gib=20))):
         assert not any("qcow2" in value for _, value in argv)
-        (placeholder,) = [value for _, value in argv if value.startswith("driver=null-co")]
-        assert f"size={20 << 30}" in placeholder.split(",")
+        root, *volumes = [value.split(",") for _, value in argv if value.startswith("driver=null-co")]
+        assert f"size={20 << 30}" in root
+        assert len(volumes) == VOLUME_SLOTS
+        assert all("size=0" in volume for volume in volumes), "a slot is empty until a volume is put in"

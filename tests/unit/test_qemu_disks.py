@@ -94,7 +94,26 @@ def test_the_disk_in_use_is_the_highest_that_stands_on_another() -> None:
         node("top-2", "/v/2", "/v/base"),
         node("top-11", "json:{}", None),
     ]
-    assert disks.tops(nodes) == (disks.Top(10, Path("/v/10")), ["top-11"])
+    assert disks.tops(nodes) == (disks.Top(10, Path("/v/10")), {}, ["top-11"])
+
+
+def test_volumes_in_use_are_found_by_their_slot() -> None:
+    size = {"image": {"virtual-size": 1 << 30}}
+    nodes = [
+        node("top-1", "/v/1", "/v/base"),
+        node("volume-0-top-1", "/v/a", "/v/version") | size,
+        node("volume-0-top-2", "/v/b", "/v/a") | size,
+        node("volume-2-top-1", "/v/c", "/v/other") | size,
+        node("volume-2-top-2", "json:{}", None) | size,
+        node("volume-1", "json:{}", None),
+    ]
+    root, volumes, prepared = disks.tops(nodes)
+    assert root == disks.Top(1, Path("/v/1"))
+    assert volumes == {
+        0: disks.Top(2, Path("/v/b"), 0, 1 << 30),
+        2: disks.Top(1, Path("/v/c"), 2, 1 << 30),
+    }
+    assert prepared == ["volume-2-top-2"]
 
 
 def test_a_machine_that_never_got_a_disk_is_no_vm() -> None:

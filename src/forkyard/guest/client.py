@@ -268,6 +268,9 @@ class AgentGuest:
         async with self._stream("list", path=_path(path), depth=depth) as (stream, _):
             return [_checked(records.file_info, record) async for record in _lines(stream, path)]
 
+    async def mount(self, slot: int, path: str, *, read_only: bool = False) -> None:
+        await self._ask("mount", slot=slot, path=_path(path), read_only=read_only)
+
     async def mkdir(self, path: str, *, mode: int = 0o755, parents: bool = True, user: str | None = None) -> None:
         await self._ask("mkdir", path=_path(path), mode=mode, parents=parents, user=user)
 

@@ -204,6 +204,7 @@ class FakeGuest:
         self._execs: dict[str, _Exec] = {}
         self._watches: list[_Watch] = []
         self.identity: Identity | None = None
+        self.mounts: dict[int, tuple[str, bool]] = {}  # by slot: where, and whether read-only
         #: Whose connection it is, by (protocol, source port, address, port); a test fills it in.
         self.owners: dict[tuple[str, int, str, int], SocketOwner] = {}
         self.gone = False
@@ -419,6 +420,10 @@ class FakeGuest:
             ),
         )
         return self._info(full)
+
+    async def mount(self, slot: int, path: str, *, read_only: bool = False) -> None:
+        self.mounts[slot] = (path, read_only)
+        await self.mkdir(path)
 
     async def stat(self, path: str) -> FileInfo:
         return self._info(self._path(path))

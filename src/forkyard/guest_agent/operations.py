@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from . import accounts, files, frames
+from . import accounts, files, frames, volumes
 from .accounts import full_path
 from .arguments import command, flag, integer, optional_integer, optional_seconds, optional_text, text, texts
 from .attachment import Attachment
@@ -171,6 +171,13 @@ class Operations:
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise Failure("invalid_request", "`names` must be a list of strings")
         return {"ended": self._sockets.disconnect(names)}
+
+    # ── volumes ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def op_mount(self, _stream: Stream, args: Arguments) -> Result:
+        slot = integer(args, "slot", most=0x17)
+        volumes.mount(slot, full_path(text(args, "path")), read_only=flag(args, "read_only"))
+        return {}
 
     # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────
 

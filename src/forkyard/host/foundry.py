@@ -21,12 +21,14 @@ from forkyard.host import errand
 from forkyard.host.doorway import Doorway
 from forkyard.host.journal import Entry, Journal, Phase, host_boot_id
 from forkyard.host.machine import Machine, OnEnd
+from forkyard.host.volumes import Attachment, HostVolumes
 from forkyard.hosts.base import Incarnation
 from forkyard.models import Milestone, Shape
 from forkyard.net.base import Network
 from forkyard.net.slots import Slots
 from forkyard.settings import Settings
 from forkyard.storage.disks import Disks
+from forkyard.storage.volumes import Mounted
 from forkyard.vmm.base import BootSource, Driver, SnapshotFiles, Vm, VmRecord
 
 LONGEST_TURN_S = 1.0
@@ -39,6 +41,7 @@ class Origin:
     base: str  # name of the RAM that `files.ram` is
     files: SnapshotFiles
     pristine: bool = False  # a template: nobody was talking to its agent, and its past is nobody's
+    volumes: tuple[Mounted, ...] = ()  # that it was saved with
 
 
 class Stopwatch:
@@ -74,6 +77,7 @@ class Foundry:
         connect: Connector,
         journal: Journal,
         disks: Disks,
+        volumes: HostVolumes,
         slots: Slots,
         new_doorway: Callable[[Path], Doorway],
         on_end: OnEnd,
@@ -83,6 +87,7 @@ class Foundry:
         self._connect = connect
         self._journal = journal
         self._disks = disks
+        self._volumes = volumes
         self._slots = slots
         self._new_doorway = new_doorway
         self._on_end = on_end
@@ -99,12 +104,15 @@ class Foundry:
         env: Mapping[str, str],
         network: Network,
         shell: Shell | None = None,
+        volumes: Sequence[Attachment] = (),
     ) -> Machine:
         """A running machine that has answered. A `shell` saves the start of a process, and is used up in any case."""
         watch = Stopwatch()
         async with self._undone_on_failure(owner) as undo:
+            undo.callback(self._volumes.release, volumes)
             identity = _identity(owner, env, new=origin.pristine)
-            up = await self._bring_up(undo, str(owner), shape, origin, shell, watch, identity, network)
+            up = await self._bring_up(undo, str(owner), shape, origin, shell, watch, identity, network, volumes)
+            await self._volumes.mount(up.guest, volumes)
             entry = self._owned(up.shell.entry, owner, env, watch)
             undo.pop_all()
             machine = self._machine(entry, up.shell.vm, up.guest, up.doorway)
@@ -121,15 +129,19 @@ class Foundry:
         ram: Path,
         env: Mapping[str, str],
         network: Network,
+        volumes: Sequence[Attachment] = (),
     ) -> Machine:
         """A machine that boots from a disk of its own. `ram` is a file of zeros."""
         watch = Stopwatch()
         async with self._undone_on_failure(owner, self._settings.boot_timeout_s) as undo:
+            undo.callback(self._volumes.release, volumes)
             entry = self.new_entry(str(owner), shape, ram.stem, disk)
             undo.push_async_callback(self.remove, entry)
             os.chown(disk, entry.uid, entry.uid)
             vm = await self._driver.boot(await self.begin(entry), source, ram, template=False)
             undo.push_async_callback(vm.kill)
+            entry = self._volumes.begin(entry, volumes)
+            await vm.attach([one.disk for one in volumes])
             doorway = self.doorway(entry)
             undo.push_async_callback(doorway.close)
             await doorway.open(owner.sandbox_id, network)
@@ -142,6 +154,7 @@ class Foundry:
             )
             undo.push_async_callback(guest.aclose)
             watch.note("ready")
+            await self._volumes.mount(guest, volumes)
             entry = self._owned(entry, owner, env, watch)
             undo.pop_all()
             return self._machine(entry, vm, guest, doorway)
@@ -158,18 +171,30 @@ class Foundry:
             undo.pop_all()
             return Machine(up.shell.entry, up.shell.vm, up.guest, self._connect, self._on_end, up.doorway)
 
-    async def give(self, parked: Machine, owner: Incarnation, env: Mapping[str, str], network: Network) -> Machine:
+    async def give(
+        self,
+        parked: Machine,
+        owner: Incarnation,
+        env: Mapping[str, str],
+        network: Network,
+        volumes: Sequence[Attachment] = (),
+    ) -> Machine:
         """A parked machine becomes somebody's."""
         watch = Stopwatch()
         async with self._undone_on_failure(owner) as undo:
+            undo.callback(self._volumes.release, volumes)
             undo.push_async_callback(self.remove, parked.entry)
             undo.push_async_callback(parked.kill)
             opening = asyncio.ensure_future(parked.doorway.open(owner.sandbox_id, network))
             undo.callback(opening.cancel)
+            if volumes:
+                parked.entry = self._volumes.begin(parked.entry, volumes)
+                await parked.vm.attach([one.disk for one in volumes])
             await parked.vm.cont()
             parked.awake(True)
             watch.note("restored")
             await parked.guest.adopt_identity(_identity(owner, env, new=True))
+            await self._volumes.mount(parked.guest, volumes)
             await opening  # nothing of the owner's runs yet that could find it shut
             watch.note("ready")
             parked.entry = self._owned(parked.entry, owner, env, watch)
@@ -217,11 +242,12 @@ class Foundry:
         watch: Stopwatch,
         identity: Identity | None = None,
         network: Network | None = None,
+        volumes: Sequence[Attachment] = (),
     ) -> _Up:
         if shell is not None:
             undo.push_async_callback(self.discard, shell)
         async with self._turn_to_start():
-            return await self._wake_up(undo, vm_id, shape, origin, shell, watch, identity, network)
+            return await self._wake_up(undo, vm_id, shape, origin, shell, watch, identity, network, volumes)
 
     async def _wake_up(
         self,
@@ -233,10 +259,12 @@ class Foundry:
         watch: Stopwatch,
         identity: Identity | None,
         network: Network | None,
+        volumes: Sequence[Attachment],
     ) -> _Up:
         if shell is None:
             shell = await self._start_shell(vm_id, shape, origin.base, origin.files.ram)
             undo.push_async_callback(self.discard, shell)
+        shell = Shell(self._volumes.begin(shell.entry, volumes), shell.vm)
         doorway = self.doorway(shell.entry)
         undo.push_async_callback(doorway.close)
         # Before it runs: the greeting is there when it wakes up, and its port was never closed.
@@ -246,11 +274,14 @@ class Foundry:
             )
         )
         undo.callback(connecting.cancel)
+        had = [one.disk for one in volumes if not one.new]
         if network is None or identity is None:
-            await shell.vm.load(origin.files)
+            await shell.vm.load(origin.files, had)
         else:
             # Open before it runs: processes that come back to life must not find it shut.
-            await asyncio.gather(shell.vm.load(origin.files), doorway.open(identity.sandbox_id, network))
+            await asyncio.gather(shell.vm.load(origin.files, had), doorway.open(identity.sandbox_id, network))
+        if len(had) < len(volumes):
+            await shell.vm.attach([one.disk for one in volumes if one.new])
         watch.note("restored")
         await shell.vm.cont()
         guest = await connecting

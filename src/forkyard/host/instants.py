@@ -15,7 +15,7 @@ from pathlib import Path
 
 from forkyard.host.chains import Chains
 from forkyard.host.foundry import Origin
-from forkyard.host.journal import Entry, Journal, Phase
+from forkyard.host.journal import Entry, Journal, Phase, with_disks_of
 from forkyard.host.layers import Layers
 from forkyard.host.machine import Machine
 from forkyard.host.templates import Templates
@@ -45,7 +45,7 @@ class Instants:
         self._templates = templates
 
     @contextlib.asynccontextmanager
-    async def captured(self, machine: Machine, *, seal: bool) -> AsyncIterator[tuple[SnapshotFiles, float]]:
+    async def captured(self, machine: Machine, *, seal: bool) -> AsyncIterator[tuple[Origin, float]]:
         """Now, and for how long it had to stand still. `seal`: it goes on with a new disk, on the one that is captured."""
         if seal:
             await self._chains.before_capture(machine)
@@ -53,28 +53,36 @@ class Instants:
         layer, device_state = name.with_suffix(".layer"), name.with_suffix(".state")
         before = machine.entry
         next_disk = self._disks.new_path() if seal else None
+        volumes = [replace(one, next_disk=self._disks.new_path() if seal else None) for one in before.volumes]
+        next_volumes = {one.slot: one.next_disk for one in volumes if one.next_disk is not None}
         # Told before it is done: whatever becomes of this daemon, both disks are known to be in use.
-        machine.entry = self._journal.write(replace(before, next_disk=next_disk))
+        machine.entry = self._journal.write(replace(before, next_disk=next_disk, volumes=volumes))
         try:
             try:
                 captured = await machine.vm.capture(
-                    CaptureTarget(layer, device_state, next_disk), keep_running=before.phase is Phase.RUNNING
+                    CaptureTarget(layer, device_state, next_disk, next_volumes),
+                    keep_running=before.phase is Phase.RUNNING,
                 )
             finally:
-                machine.entry = self._journal.write(replace(machine.entry, disk=machine.vm.disk, next_disk=None))
+                machine.entry = self._journal.write(with_disks_of(machine.vm, machine.entry))
                 if next_disk is not None:
-                    self._disks.release(next_disk)
+                    for path in (next_disk, *next_volumes.values()):
+                        self._disks.release(path)
                     self._chains.look_after(machine)
             paused_ms = captured.paused_ms if before.phase is Phase.RUNNING else 0.0
-            yield SnapshotFiles(self.ram(before), device_state, captured.disk, layer), paused_ms
+            files = SnapshotFiles(self.ram(before), device_state, captured.disk, layer)
+            sealed = tuple(replace(one, disk=captured.volumes[one.slot]) for one in before.volumes)
+            yield Origin(before.base, files, volumes=sealed), paused_ms
         finally:
             layer.unlink(missing_ok=True)
             device_state.unlink(missing_ok=True)
 
-    async def save(self, snapshot_id: str, entry: Entry, files: SnapshotFiles) -> Saved:
+    async def save(self, snapshot_id: str, entry: Entry, origin: Origin) -> Saved:
+        files = origin.files
         assert files.layer is not None
         return await asyncio.to_thread(
-            self._snapshots.write, snapshot_id, entry.base, entry.shape, files.layer, files.device_state, files.disk
+            self._snapshots.write,
+            *(snapshot_id, entry.base, entry.shape, files.layer, files.device_state, files.disk, origin.volumes),
         )
 
     @contextlib.asynccontextmanager
@@ -83,7 +91,7 @@ class Instants:
         async with self._layers.use(snapshot_id, keep=keep) as (saved, layer):
             ram = await self._templates.ram_of(saved.template, saved.shape)
             files = SnapshotFiles(ram, self._snapshots.device_state(snapshot_id), saved.disk, layer)
-            yield Origin(saved.template, files), saved.shape
+            yield Origin(saved.template, files, volumes=saved.volumes), saved.shape
 
     def ram(self, entry: Entry) -> Path:
         """What its memory is a private copy of."""

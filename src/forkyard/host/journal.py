@@ -21,7 +21,8 @@ from forkyard.hosts.base import Incarnation
 from forkyard.models import Milestone, Shape
 from forkyard.storage.disks import backing_file
 from forkyard.storage.durable import sync
-from forkyard.vmm.base import VmRecord
+from forkyard.storage.volumes import Mounted, disks_of
+from forkyard.vmm.base import Vm, VmRecord
 
 ENTRY = "journal.json"
 
@@ -52,6 +53,7 @@ class Entry:
     incarnation: int = 0
     env: dict[str, str] = field(default_factory=dict)
     memory: str | None = None  # the snapshot that holds its memory, when cold
+    volumes: list[Mounted] = field(default_factory=list)
     milestones: list[Milestone] = field(default_factory=list)
 
     @property
@@ -100,6 +102,7 @@ class Journal:
             "milestones": [m.model_dump() for m in entry.milestones],
             "disk": str(entry.disk),
             "next_disk": str(entry.next_disk) if entry.next_disk else None,
+            "volumes": [mounted.to_json() for mounted in entry.volumes],
         }
         path = self._dir / entry.vm_id / ENTRY
         temporary = path.with_suffix(".new")
@@ -126,6 +129,10 @@ class Journal:
             yield entry.disk
             if entry.next_disk is not None:
                 yield entry.next_disk
+            yield from disks_of(entry.volumes)
+
+    def entries(self) -> list[Entry]:
+        return list(self._known.values())
 
     def uids(self) -> set[int]:
         """In use by a process, or about to be."""
@@ -139,15 +146,26 @@ class Journal:
             body["phase"] = Phase(body["phase"])
             body["disk"] = Path(body["disk"])
             body["next_disk"] = Path(body["next_disk"]) if body["next_disk"] else None
+            body["volumes"] = [Mounted.of_json(mounted) for mounted in body.get("volumes", [])]
             return Entry(**body)
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
 
+def with_disks_of(vm: Vm, entry: Entry) -> Entry:
+    """A machine that runs, with the disks it writes to now."""
+    volumes = [replace(one, disk=vm.volumes.get(one.slot, one.disk), next_disk=None) for one in entry.volumes]
+    return replace(entry, disk=vm.disk, next_disk=None, volumes=volumes)
+
+
 def settled_disk(entry: Entry) -> Entry:
-    """Which disk a machine has whose daemon died during a capture. The new one, if it was made: before the switch it is
+    """Which disks a machine has whose daemon died during a capture. The new one, if it was made: before the switch it is
     an empty view of the old one, and after it, it has all that was written since."""
-    if entry.next_disk is None:
-        return entry
-    moved = backing_file(entry.next_disk) == entry.disk
-    return replace(entry, disk=entry.next_disk if moved else entry.disk, next_disk=None)
+    volumes = [
+        replace(mounted, disk=_settled(mounted.disk, mounted.next_disk), next_disk=None) for mounted in entry.volumes
+    ]
+    return replace(entry, disk=_settled(entry.disk, entry.next_disk), next_disk=None, volumes=volumes)
+
+
+def _settled(disk: Path, following: Path | None) -> Path:
+    return following if following is not None and backing_file(following) == disk else disk

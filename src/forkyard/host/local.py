@@ -37,6 +37,7 @@ from forkyard.host.machine import Machine
 from forkyard.host.pool import Pool
 from forkyard.host.recovery import recover
 from forkyard.host.templates import ZEROS, Templates
+from forkyard.host.volumes import HostVolumes, version_of
 from forkyard.hosts.base import (
     Capacity,
     Created,
@@ -46,6 +47,7 @@ from forkyard.hosts.base import (
     Incarnation,
     Recovered,
     SnapshotMade,
+    VolumeVersion,
 )
 from forkyard.images import BaseImage
 from forkyard.models import Check, SandboxLogs, Shape
@@ -55,7 +57,8 @@ from forkyard.net.slots import Slots
 from forkyard.settings import Settings
 from forkyard.storage.disks import Disks, seal
 from forkyard.storage.snapshots import Snapshots
-from forkyard.vmm.base import Driver, SnapshotFiles, VmExit, VmUsage
+from forkyard.storage.volumes import Volumes
+from forkyard.vmm.base import Driver, VmExit, VmUsage
 
 log = structlog.get_logger(__name__)
 
@@ -87,6 +90,8 @@ class LocalHost:
         self._journal = Journal(settings.state_dir / "vms", lambda uid: self._slots.path(uid - settings.vm_uid_base))
         self._disks = Disks(settings.state_dir / "disks")
         self._snapshots = Snapshots(settings.state_dir / "snapshots")
+        self._stored_volumes = Volumes(settings.state_dir / "volumes", self._disks)
+        self._volumes = HostVolumes(self._stored_volumes, self._disks, self._journal, settings.disk_layers)
         self._chains = Chains(self._disks, settings.disk_layers)
         self._layers = Layers(self._snapshots, settings.ram_dir, settings.snapshot_cache_mib << 20)
         self._image = image
@@ -102,6 +107,7 @@ class LocalHost:
             connect,
             self._journal,
             self._disks,
+            self._volumes,
             self._slots,
             lambda slot: Doorway(slot, self._new_door, self._egress.put),
             self._machine_ended,
@@ -151,6 +157,7 @@ class LocalHost:
         )
         await asyncio.gather(*(self._wait_for_agent(machine) for machine in self._machines.values()))
         await asyncio.to_thread(self._snapshots.clean)
+        await asyncio.to_thread(self._stored_volumes.load)
         self.templates.forget_ram({machine.entry.base for machine in self._machines.values()})
         await self._collect_disks()
         await asyncio.to_thread(self._cache.register)
@@ -167,6 +174,7 @@ class LocalHost:
         self._cache.stop()
         await self._pool.stop()
         await self._chains.stop()
+        await self._volumes.settle()
         self._layers.clear()
         await self._collect_disks()
         if destroy:
@@ -174,6 +182,8 @@ class LocalHost:
                 await self.destroy(incarnation)
             for snapshot_id in self._snapshots.ids():
                 await self.delete_snapshot(snapshot_id)
+            for volume_id in self._stored_volumes.ids():
+                await self.delete_volume(volume_id)
             await asyncio.to_thread(shutil.rmtree, self._settings.ram_dir, ignore_errors=True)
         for machine in list(self._machines.values()):
             await machine.detach()
@@ -194,10 +204,13 @@ class LocalHost:
         parked = self._pool.take(spec.shape)
         if parked is not None:
             with contextlib.suppress(ForkyardError):  # it did not survive the wait: make one as if there were no pool
-                return self._keep(incarnation, await self._foundry.give(parked, incarnation, spec.env, spec.network))
+                volumes = self._volumes.wanted(spec.volumes)
+                machine = await self._foundry.give(parked, incarnation, spec.env, spec.network, volumes)
+                return self._keep(incarnation, machine)
         origin = Origin(template.key, template.snapshot, pristine=True)
+        volumes = self._volumes.wanted(spec.volumes)
         shell = self._pool.take_shell(template.key, spec.shape, template.snapshot.ram)
-        machine = await self._foundry.restore(incarnation, spec.shape, origin, spec.env, spec.network, shell)
+        machine = await self._foundry.restore(incarnation, spec.shape, origin, spec.env, spec.network, shell, volumes)
         return self._keep(incarnation, machine)
 
     async def fork(
@@ -207,12 +220,12 @@ class LocalHost:
         # Hypervisors start while the parent still runs: what takes long is done before anything is stopped.
         shells = [asyncio.ensure_future(self._shell(child, base, shape, ram)) for child in children]
         try:
-            async with self._instant(source) as (files, paused_ms):
-                origin = Origin(base, files)
+            async with self._instant(source) as (origin, paused_ms):
                 reached("fork.captured")
 
                 async def one(child: Incarnation, shell: asyncio.Future[Shell]) -> Created:
-                    machine = await self._foundry.restore(child, shape, origin, env, network, await shell)
+                    volumes = self._volumes.copies(origin.volumes)
+                    machine = await self._foundry.restore(child, shape, origin, env, network, await shell, volumes)
                     reached("fork.child_answered")
                     return self._keep(child, machine)
 
@@ -236,6 +249,7 @@ class LocalHost:
         if entry is None:
             return
         reached("destroy.killed")
+        await self._volumes.leave(entry)
         await self._foundry.remove(entry)
         reached("destroy.removed")
         if entry.memory is not None:
@@ -258,9 +272,9 @@ class LocalHost:
             return
         machine = self._machine(incarnation)
         memory = f"memory-{machine.entry.vm_id}"
-        async with self._instants.captured(machine, seal=False) as (files, _):
+        async with self._instants.captured(machine, seal=False) as (origin, _):
             reached("cool.captured")
-            await self._instants.save(memory, machine.entry, files)
+            await self._instants.save(memory, machine.entry, origin)
         reached("cool.written")
         entry = await asyncio.to_thread(
             self._journal.write, replace(machine.entry, phase=Phase.COLD, memory=memory), durable=True
@@ -273,6 +287,7 @@ class LocalHost:
         await self._driver.reclaim(self._journal.record(entry))
         await self._foundry.release(entry)
         seal(entry.disk)
+        self._volumes.seal(entry)
 
     async def resume(self, incarnation: Incarnation, successor: Incarnation, network: Network) -> Incarnation:
         machine = self._machines.get(incarnation)
@@ -302,8 +317,9 @@ class LocalHost:
         async with self._instants.saved(entry.memory) as (origin, _):
             reached("resume_cold.loaded")
             # Through the entry, not the snapshot: the same memory, on an overlay of its own.
+            volumes = self._volumes.same(origin.volumes, entry.volumes)
             shell = self._pool.take_shell(origin.base, entry.shape, origin.files.ram)
-            machine = await self._foundry.restore(successor, entry.shape, origin, entry.env, network, shell)
+            machine = await self._foundry.restore(successor, entry.shape, origin, entry.env, network, shell, volumes)
             reached("resume_cold.answered")
         self._keep(successor, machine)
         return successor
@@ -336,11 +352,13 @@ class LocalHost:
             del self._machines[incarnation]
         entry = self._resting_entry(incarnation)
         seal(entry.disk)
+        self._volumes.seal(entry)
         disk = self._disks.new_path()
         await self._disks.make_overlay(disk, entry.disk, spec.shape.disk_gib)
         source = await self.templates.boot_source()
         ram = await self.templates.ram_of(f"{ZEROS}{spec.shape.memory_mib}", spec.shape)
-        machine = await self._foundry.boot(successor, spec.shape, source, disk, ram, spec.env, spec.network)
+        volumes = self._volumes.same(entry.volumes, entry.volumes, new=True)
+        machine = await self._foundry.boot(successor, spec.shape, source, disk, ram, spec.env, spec.network, volumes)
         return self._keep(successor, machine)
 
     # ── snapshots ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -351,9 +369,9 @@ class LocalHost:
             saved = await asyncio.to_thread(self._snapshots.copy, entry.memory, snapshot_id, entry.disk)
             return SnapshotMade(saved.size_bytes, 0.0)
         machine = self._machine(incarnation)
-        async with self._instants.captured(machine, seal=True) as (files, paused_ms):
+        async with self._instants.captured(machine, seal=True) as (origin, paused_ms):
             reached("snapshot.captured")
-            saved = await self._instants.save(snapshot_id, machine.entry, files)
+            saved = await self._instants.save(snapshot_id, machine.entry, origin)
         reached("snapshot.written")
         return SnapshotMade(saved.size_bytes, paused_ms)
 
@@ -369,20 +387,46 @@ class LocalHost:
         assert spec.snapshot_id is not None
         async with self._instants.saved(spec.snapshot_id, keep=True) as (origin, shape):
             reached("rollback.loaded")
+            volumes = self._volumes.wanted(spec.volumes, origin.volumes)
             shell = self._pool.take_shell(origin.base, shape, origin.files.ram)
-            machine = await self._foundry.restore(incarnation, shape, origin, spec.env, spec.network, shell)
+            machine = await self._foundry.restore(incarnation, shape, origin, spec.env, spec.network, shell, volumes)
         return self._keep(incarnation, machine)
 
     @contextlib.asynccontextmanager
-    async def _instant(self, source: Incarnation) -> AsyncIterator[tuple[SnapshotFiles, float]]:
+    async def _instant(self, source: Incarnation) -> AsyncIterator[tuple[Origin, float]]:
         """A machine at this moment, as files to restore from; gone when the block ends. VMs keep what they mapped."""
         entry = self._resting.get(source)
         if entry is not None and entry.memory is not None:
             async with self._instants.saved(entry.memory) as (origin, _):
-                yield origin.files, 0.0
+                yield origin, 0.0
         else:
-            async with self._instants.captured(self._machine(source), seal=True) as (files, paused_ms):
-                yield files, paused_ms
+            async with self._instants.captured(self._machine(source), seal=True) as (origin, paused_ms):
+                yield origin, paused_ms
+
+    # ── volumes ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def make_volume(self, volume_id: str, size_bytes: int) -> None:
+        await self._volumes.make(volume_id, size_bytes)
+
+    async def volume_versions(self, volume_id: str) -> list[VolumeVersion]:
+        return [version_of(version) for version in self._stored_volumes.versions(volume_id)]
+
+    async def keep_version(self, volume_id: str, number: int | None = None) -> VolumeVersion:
+        return version_of(await asyncio.to_thread(self._stored_volumes.keep, volume_id, number))
+
+    async def drop_version(self, volume_id: str, number: int) -> None:
+        await asyncio.to_thread(self._stored_volumes.drop, volume_id, number)
+        await self._collect_disks()
+
+    async def commit_volume(self, incarnation: Incarnation, path: str, *, force: bool) -> VolumeVersion:
+        return version_of(await self._volumes.commit(self._machine(incarnation), path, force=force))
+
+    async def delete_volume(self, volume_id: str) -> None:
+        await asyncio.to_thread(self._stored_volumes.delete, volume_id)
+        await self._collect_disks()
+
+    async def volume_bytes(self, volume_id: str) -> int:
+        return await asyncio.to_thread(self._stored_volumes.stored_bytes, volume_id)
 
     # ── network ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -423,6 +467,8 @@ class LocalHost:
         if entry is None:
             return 0
         disk = await asyncio.to_thread(self._disks.own_bytes, entry.disk)
+        for mounted in entry.volumes:
+            disk += await asyncio.to_thread(self._stored_volumes.own_bytes, mounted.disk)
         return disk + (self._snapshots.stored_bytes(entry.memory) if entry.memory else 0)
 
     def capacity(self) -> Capacity:
@@ -468,7 +514,11 @@ class LocalHost:
         self._ended.put_nowait(Ended(incarnation, exit_))
 
     async def _collect_disks(self) -> None:
-        await asyncio.to_thread(lambda: self._disks.collect([*self._journal.disks(), *self._snapshots.disks()]))
+        await asyncio.to_thread(
+            lambda: self._disks.collect(
+                [*self._journal.disks(), *self._snapshots.disks(), *self._stored_volumes.disks()]
+            )
+        )
 
 
 async def _adopt(guest: Guest, identity: Identity) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from forkyard.host.foundry import Foundry
-from forkyard.host.journal import Entry, Journal, Phase, host_boot_id, settled_disk
+from forkyard.host.journal import Entry, Journal, Phase, host_boot_id, settled_disk, with_disks_of
 from forkyard.host.machine import Machine
 from forkyard.hosts.base import Incarnation, Recovered
 from forkyard.vmm.base import Driver
@@ -70,7 +70,7 @@ async def _adopted(entry: Entry, journal: Journal, driver: Driver, foundry: Foun
     running = entry.phase is Phase.RUNNING
     if running:
         await vm.cont()  # its daemon may have died in the short pause of a capture
-    machine = foundry.adopted(journal.write(replace(entry, disk=vm.disk, next_disk=None)), vm, awake=running)
+    machine = foundry.adopted(journal.write(with_disks_of(vm, entry)), vm, awake=running)
     log.info("vm adopted", vm=entry.vm_id, pid=vm.pid, phase=entry.phase)
     return machine
 

@@ -14,6 +14,7 @@ from forkyard.errors import ForkyardError
 from forkyard.guest.base import Guest
 from forkyard.models import Check, Milestone, SandboxLogs, Shape
 from forkyard.models.network import EgressRecord
+from forkyard.models.volumes import VolumeMode
 from forkyard.net.base import Network, Traffic
 from forkyard.vmm.base import VmExit, VmUsage
 
@@ -56,11 +57,32 @@ class Recovered:
 
 
 @dataclass(frozen=True)
+class Mount:
+    """A volume as a machine is to have it."""
+
+    volume_id: str
+    path: str
+    mode: VolumeMode
+    version: int | None = None  # None: the newest
+
+
+@dataclass(frozen=True)
+class VolumeVersion:
+    number: int
+    size_bytes: int  # of the volume
+    kept: bool  # else it goes when there is a newer one
+    source: str | None  # the sandbox that wrote it
+    created_at: float
+
+
+@dataclass(frozen=True)
 class CreateSpec:
     shape: Shape
     env: Mapping[str, str] = field(default_factory=dict)
     snapshot_id: str | None = None  # start from this instead of the template of the shape
     network: Network = field(default_factory=Network)
+    #: Those that a snapshot was made with are in it; here they have the mode that they are to have now.
+    volumes: tuple[Mount, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,7 +129,8 @@ class Host(Protocol):
     async def fork(
         self, source: Incarnation, children: Sequence[Incarnation], env: Mapping[str, str], network: Network
     ) -> Forked:
-        """Running copies of `source`, which runs or is paused. One child that fails does not spoil the others."""
+        """Running copies of `source`, which runs or is paused. One child that fails does not spoil the others. Volumes
+        that it writes to are copies in its children, which write to their own."""
         ...
 
     async def pause(self, incarnation: Incarnation) -> None:
@@ -145,6 +168,33 @@ class Host(Protocol):
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
         """Machines that were started from it are not affected. Idempotent."""
+        ...
+
+    async def make_volume(self, volume_id: str, size_bytes: int) -> None:
+        """Empty. Durable when this returns. Idempotent."""
+        ...
+
+    async def volume_versions(self, volume_id: str) -> list[VolumeVersion]:
+        """Oldest first; empty if there is no such volume here. A machine that had it read-write leaves a new one."""
+        ...
+
+    async def keep_version(self, volume_id: str, number: int | None = None) -> VolumeVersion:
+        """This version, or the newest, stays until it is dropped."""
+        ...
+
+    async def drop_version(self, volume_id: str, number: int) -> None: ...
+
+    async def commit_volume(self, incarnation: Incarnation, path: str, *, force: bool) -> VolumeVersion:
+        """What a running machine has there becomes a new version that is kept; the machine goes on. Unless `force`,
+        `VolumeChanged` if its copy was made of an older version than the newest."""
+        ...
+
+    async def delete_volume(self, volume_id: str) -> None:
+        """Machines that have copies of it keep them. Idempotent."""
+        ...
+
+    async def volume_bytes(self, volume_id: str) -> int:
+        """What all its versions occupy on disk."""
         ...
 
     async def stored_bytes(self, incarnation: Incarnation) -> int:

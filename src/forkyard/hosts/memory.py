@@ -9,7 +9,8 @@ Owns: machines that are nothing but a guest object, and snapshots of them. They 
 
 It is strict: a verb that the state of a machine does not allow is an error, so a control plane that mixes up its turns
 is found out. Steps that a `FaultPlan` can name are the verbs of the seam: start, create, destroy, fork, pause, cool,
-resume, power_off, boot, set_network, connect, snapshot, rollback, delete_snapshot, stored_bytes, logs, usage, checks,
+resume, power_off, boot, set_network, connect, snapshot, rollback, delete_snapshot, make_volume,
+commit_volume, delete_volume, stored_bytes, logs, usage, checks,
 prepare; and `child.N`, the child number N (from 0) of a fork. `pause.done`, `resume.done`, `boot.done`, `rollback.done`,
 `snapshot.done` and `create.done` come when it is done and not told yet. `host.holds[step] = event` lets every caller wait at
 that step.
@@ -19,12 +20,22 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from forkyard.errors import ForkyardError, HostFailure, PortClosed, SandboxNotFound, SnapshotCorrupt, SnapshotNotFound
+from forkyard.errors import (
+    ForkyardError,
+    HostFailure,
+    PortClosed,
+    SandboxNotFound,
+    SnapshotCorrupt,
+    SnapshotNotFound,
+    VolumeChanged,
+    VolumeNotFound,
+)
 from forkyard.guest.base import Guest
 from forkyard.hosts.base import (
     Capacity,
@@ -36,6 +47,7 @@ from forkyard.hosts.base import (
     Incarnation,
     Recovered,
     SnapshotMade,
+    VolumeVersion,
 )
 from forkyard.models import Check, Milestone, SandboxLogs, Shape
 from forkyard.models.network import EgressRecord
@@ -95,6 +107,7 @@ class MemoryWorld:
 
     machines: dict[Incarnation, MemoryMachine] = field(default_factory=dict)
     snapshots: dict[str, MemorySnapshot] = field(default_factory=dict)
+    volumes: dict[str, list[VolumeVersion]] = field(default_factory=dict)
     rebooted: bool = False
 
     def reboot(self) -> None:
@@ -158,6 +171,8 @@ class MemoryHost:
     async def create(self, incarnation: Incarnation, spec: CreateSpec) -> Created:
         self._vacant(incarnation)
         await self._step("create", incarnation)
+        versions = [replace(one, version=self._version(one.volume_id, one.version).number) for one in spec.volumes]
+        spec = replace(spec, volumes=tuple(versions))
         fresh = spec.snapshot_id is None
         guest = self._new_guest(incarnation, spec) if fresh else await self._restored(incarnation, spec)
         created = self._add(incarnation, spec, guest)
@@ -168,6 +183,7 @@ class MemoryHost:
         await self._step("destroy", incarnation)
         machine = self.world.machines.pop(incarnation, None)
         if machine is not None:
+            self._leave_volumes(incarnation, machine)
             await machine.guest.aclose()
 
     async def fork(
@@ -181,7 +197,8 @@ class MemoryHost:
             try:
                 await self._step(f"child.{number}", child)
                 self._vacant(child)
-                spec = replace(machine.spec, env=dict(env), network=network)
+                copies = tuple(replace(one, mode="ro" if one.mode == "ro" else "cow") for one in machine.spec.volumes)
+                spec = replace(machine.spec, env=dict(env), network=network, volumes=copies)
                 guest = await self.copy_guest(child, spec, machine.guest, memory=True)
                 made.append(self._add(child, spec, guest))
             except ForkyardError as error:
@@ -264,6 +281,60 @@ class MemoryHost:
     async def delete_snapshot(self, snapshot_id: str) -> None:
         await self._step("delete_snapshot")
         self.world.snapshots.pop(snapshot_id, None)
+
+    # ── volumes ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def make_volume(self, volume_id: str, size_bytes: int) -> None:
+        await self._step("make_volume")
+        self.world.volumes.setdefault(volume_id, [VolumeVersion(1, size_bytes, False, None, time.time())])
+
+    async def volume_versions(self, volume_id: str) -> list[VolumeVersion]:
+        return list(self.world.volumes.get(volume_id, []))
+
+    async def keep_version(self, volume_id: str, number: int | None = None) -> VolumeVersion:
+        kept = replace(self._version(volume_id, number), kept=True)
+        versions = self.world.volumes[volume_id]
+        versions[[version.number for version in versions].index(kept.number)] = kept
+        return kept
+
+    async def drop_version(self, volume_id: str, number: int) -> None:
+        self.world.volumes[volume_id].remove(self._version(volume_id, number))
+
+    async def commit_volume(self, incarnation: Incarnation, path: str, *, force: bool) -> VolumeVersion:
+        await self._step("commit_volume", incarnation)
+        machine = self._in_power(incarnation, Power.RUNNING)
+        mount = next((mount for mount in machine.spec.volumes if mount.path == path), None)
+        if mount is None:
+            raise VolumeNotFound(f"sandbox {incarnation.sandbox_id} has no volume at {path}")
+        newest = self._version(mount.volume_id, None).number
+        if mount.mode == "cow" and mount.version not in (None, newest) and not force:
+            raise VolumeChanged(f"the volume is at version {newest} now", version=newest, began_with=mount.version)
+        return self._new_version(mount.volume_id, incarnation.sandbox_id, kept=True)
+
+    async def delete_volume(self, volume_id: str) -> None:
+        await self._step("delete_volume")
+        self.world.volumes.pop(volume_id, None)
+
+    async def volume_bytes(self, volume_id: str) -> int:
+        return _MIB * len(self.world.volumes.get(volume_id, []))
+
+    def _leave_volumes(self, incarnation: Incarnation, machine: MemoryMachine) -> None:
+        succeeded = any(other.sandbox_id == incarnation.sandbox_id for other in self.world.machines)
+        for mount in machine.spec.volumes:
+            if mount.mode == "rw" and mount.volume_id in self.world.volumes and not succeeded:
+                self._new_version(mount.volume_id, incarnation.sandbox_id, kept=False)
+
+    def _new_version(self, volume_id: str, source: str, *, kept: bool) -> VolumeVersion:
+        newest = self._version(volume_id, None)
+        made = VolumeVersion(newest.number + 1, newest.size_bytes, kept, source, time.time())
+        self.world.volumes[volume_id] = [*(v for v in self.world.volumes[volume_id] if v.kept), made]
+        return made
+
+    def _version(self, volume_id: str, number: int | None) -> VolumeVersion:
+        for version in reversed(self.world.volumes.get(volume_id, [])):
+            if number in (None, version.number):
+                return version
+        raise VolumeNotFound(f"the volume has no version {number or ''}".rstrip())
 
     # ── network ──────────────────────────────────────────────────────────────────────────────────────────────────
 

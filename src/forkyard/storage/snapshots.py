@@ -18,7 +18,7 @@ import json
 import mmap
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import Self
 from forkyard.errors import SnapshotCorrupt, SnapshotFailed, SnapshotNotFound
 from forkyard.models import Shape
 from forkyard.storage.durable import sync
+from forkyard.storage.volumes import Mounted
 
 PAGE = 4096
 #: Hashed and written in pieces of this size: large enough to be fast, small enough to stay in the cache.
@@ -46,6 +47,7 @@ class Saved:
     runs: list[tuple[int, int]]  # (first page, how many)
     pages_sha256: str
     device_state_sha256: str
+    volumes: tuple[Mounted, ...] = ()  # with sealed disks
 
     @property
     def size_bytes(self) -> int:
@@ -57,10 +59,17 @@ class Snapshots:
 
     def __init__(self, directory: Path) -> None:
         self._dir = directory
-        self._disks: dict[str, Path] = {}  # of whole snapshots; filled by `clean`
+        self._disks: dict[str, list[Path]] = {}  # of whole snapshots; filled by `clean`
 
     def write(
-        self, snapshot_id: str, template: str, shape: Shape, layer: Path, device_state: Path, disk: Path
+        self,
+        snapshot_id: str,
+        template: str,
+        shape: Shape,
+        layer: Path,
+        device_state: Path,
+        disk: Path,
+        volumes: Sequence[Mounted] = (),
     ) -> Saved:
         """Durable when it returns. `layer` and `device_state` are read, not taken."""
         scratch = self._scratch(snapshot_id)
@@ -71,12 +80,13 @@ class Snapshots:
                 # All at once: the disk is slow to answer, and asked three times together answers once.
                 syncing = [
                     others.submit(_write_synced, scratch / "device-state", state),
-                    others.submit(sync, disk),
+                    *(others.submit(sync, path) for path in (disk, *(mounted.disk for mounted in volumes))),
                 ]
                 pages_sha256 = _write_pages(layer, runs, scratch / "pages")
                 for done in syncing:
                     done.result()
-            saved = Saved(snapshot_id, template, shape, disk, runs, pages_sha256, hashlib.sha256(state).hexdigest())
+            state_sha256 = hashlib.sha256(state).hexdigest()
+            saved = Saved(snapshot_id, template, shape, disk, runs, pages_sha256, state_sha256, tuple(volumes))
             self._publish(saved, scratch)
             return saved
         except OSError as error:
@@ -93,7 +103,7 @@ class Snapshots:
                 os.link(self._dir / source_id / name, scratch / name)
             saved = Saved(
                 snapshot_id, source.template, source.shape, disk, source.runs,
-                source.pages_sha256, source.device_state_sha256,
+                source.pages_sha256, source.device_state_sha256, source.volumes,
             )  # fmt: skip
             self._publish(saved, scratch)
             return saved
@@ -113,6 +123,7 @@ class Snapshots:
                 runs=[(int(first), int(count)) for first, count in body["runs"]],
                 pages_sha256=body["pages_sha256"],
                 device_state_sha256=body["device_state_sha256"],
+                volumes=tuple(Mounted.of_json(mounted) for mounted in body.get("volumes", [])),
             )
         except FileNotFoundError:
             raise SnapshotNotFound(f"there is no saved memory {snapshot_id}") from None
@@ -164,11 +175,11 @@ class Snapshots:
                 shutil.rmtree(path, ignore_errors=True)
                 continue
             with contextlib.suppress(SnapshotCorrupt, SnapshotNotFound):
-                self._disks[path.name] = self.read(path.name).disk
+                self._disks[path.name] = _disks(self.read(path.name))
 
     def disks(self) -> list[Path]:
         """Disks that snapshots start from. One whose manifest is unreadable is nobody's."""
-        return list(self._disks.values())
+        return [disk for disks in self._disks.values() for disk in disks]
 
     def stored_bytes(self, snapshot_id: str) -> int:
         with contextlib.suppress(OSError):
@@ -191,6 +202,7 @@ class Snapshots:
             "pages_sha256": saved.pages_sha256,
             "device_state_sha256": saved.device_state_sha256,
             "runs": saved.runs,
+            "volumes": [mounted.to_json() for mounted in saved.volumes],
         }
         _write_synced(scratch / "manifest.json", json.dumps(manifest).encode())
         sync(scratch)
@@ -198,7 +210,11 @@ class Snapshots:
         shutil.rmtree(final, ignore_errors=True)
         scratch.rename(final)
         sync(self._dir)
-        self._disks[saved.id] = saved.disk
+        self._disks[saved.id] = _disks(saved)
+
+
+def _disks(saved: Saved) -> list[Path]:
+    return [saved.disk, *(mounted.disk for mounted in saved.volumes)]
 
 
 def data_runs(layer: Path) -> list[tuple[int, int]]:

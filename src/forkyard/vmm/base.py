@@ -9,7 +9,7 @@ journal *before* the driver starts anything.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -28,6 +28,20 @@ class VmRecord:
     shape: Shape
     disk: Path  # qcow2 it starts to write on; made if it does not exist. Later see `Vm.disk`.
     netns: Path | None = None  # network namespace with the tap of its network card; None: one of its own, empty
+
+
+#: A machine has so many places for volumes. Each costs every start a millisecond, used or not.
+VOLUME_SLOTS = 4
+
+
+@dataclass(frozen=True)
+class VolumeDisk:
+    """A disk beside the root's, in one of the slots."""
+
+    slot: int
+    disk: Path  # a new qcow2 this VM writes to; made over `below`
+    below: Path  # a sealed qcow2
+    size_bytes: int
 
 
 @dataclass(frozen=True)
@@ -59,6 +73,7 @@ class CaptureTarget:
     layer: Path  # on tmpfs
     device_state: Path
     next_disk: Path | None  # the disk is sealed, and the VM goes on writing here; None: the disk stays its own
+    next_volumes: Mapping[int, Path] = field(default_factory=dict)  # the same, for each slot that has a volume
 
 
 @dataclass(frozen=True)
@@ -66,6 +81,7 @@ class Captured:
     paused_ms: float  # how long the CPUs stood still, or until they were stopped for good
     layer_bytes: int
     disk: Path  # what belongs to that instant; sealed if there is a next disk
+    volumes: Mapping[int, Path] = field(default_factory=dict)  # likewise, by slot
 
 
 @dataclass(frozen=True)
@@ -116,8 +132,22 @@ class Vm(Protocol):
         """The qcow2 this VM writes to now; a capture may have moved it on from `record.disk`."""
         ...
 
-    async def load(self, snapshot: SnapshotFiles) -> None:
-        """Into a shell of the same template: it becomes this snapshot, CPUs still stopped, with a new vmgenid."""
+    @property
+    def volumes(self) -> Mapping[int, Path]:
+        """The qcow2 of each slot that has a volume, likewise."""
+        ...
+
+    async def load(self, snapshot: SnapshotFiles, volumes: Sequence[VolumeDisk] = ()) -> None:
+        """Into a shell of the same template: it becomes this snapshot, CPUs still stopped, with a new vmgenid. `volumes`
+        are those the snapshot was made with."""
+        ...
+
+    async def attach(self, volumes: Sequence[VolumeDisk]) -> None:
+        """Put volumes into empty slots; a guest that runs learns of it."""
+        ...
+
+    async def seal_volume(self, slot: int, next_disk: Path) -> Path:
+        """What is in the slot now is sealed, and returned; the VM goes on writing to `next_disk`, made over it."""
         ...
 
     async def capture(self, target: CaptureTarget, *, keep_running: bool) -> Captured:

@@ -9,13 +9,14 @@ made, nearly empty.
     world.panic("sandbox-1")             # the machine ends as if its kernel had panicked
 
 Steps that a `FaultPlan` can name: boot, shell, load (both are `restore` too), adopt, reclaim, cont, stop, save, capture,
-kill, usage. `driver.faults` may be replaced at any time.
+attach, seal_volume, kill, usage. `driver.faults` may be replaced at any time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ from forkyard.vmm.base import (
     VmExit,
     VmRecord,
     VmUsage,
+    VolumeDisk,
 )
 
 
@@ -42,6 +44,7 @@ class FakeProcess:
     record: VmRecord
     pid: int
     disk: Path
+    volumes: dict[int, Path] = field(default_factory=dict)
     cpus_running: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     exit: VmExit | None = None
@@ -111,12 +114,31 @@ class FakeVm:
     def disk(self) -> Path:
         return self._process.disk
 
-    async def load(self, snapshot: SnapshotFiles) -> None:
+    @property
+    def volumes(self) -> dict[int, Path]:
+        return dict(self._process.volumes)
+
+    async def load(self, snapshot: SnapshotFiles, volumes: Sequence[VolumeDisk] = ()) -> None:
         await self._driver.step("load")
         for file in (snapshot.ram, snapshot.device_state, snapshot.disk, snapshot.layer):
             if file is not None and not file.exists():
                 raise VmStartFailed(f"the snapshot has no {file.name} ({file})")
         _make_disk(self.disk)
+        await self.attach(volumes)
+
+    async def attach(self, volumes: Sequence[VolumeDisk]) -> None:
+        await self._driver.step("attach")
+        for volume in volumes:
+            if not volume.below.exists():
+                raise VmStartFailed(f"there is no volume disk {volume.below}")
+            _make_disk(volume.disk)
+            self._process.volumes[volume.slot] = volume.disk
+
+    async def seal_volume(self, slot: int, next_disk: Path) -> Path:
+        await self._driver.step("seal_volume")
+        _make_disk(next_disk)
+        before, self._process.volumes[slot] = self._process.volumes[slot], next_disk
+        return before
 
     async def capture(self, target: CaptureTarget, *, keep_running: bool) -> Captured:
         await self._driver.step("capture")
@@ -126,8 +148,12 @@ class FakeVm:
         if target.next_disk is not None:
             _make_disk(target.next_disk)
             self._process.disk = target.next_disk
+        volumes = self.volumes
+        for slot, path in target.next_volumes.items():
+            _make_disk(path)
+            self._process.volumes[slot] = path
         self._process.cpus_running = self._process.cpus_running and keep_running
-        return Captured(paused_ms=1.0, layer_bytes=4096, disk=before)
+        return Captured(paused_ms=1.0, layer_bytes=4096, disk=before, volumes=volumes)
 
     async def flatten(self, base: Path) -> None:
         if not base.exists():

@@ -19,7 +19,7 @@ import fcntl
 import os
 import select
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,11 +28,11 @@ from typing import Any
 from forkyard.errors import ForkyardError, SnapshotFailed, VmCrashed
 from forkyard.faults import reached
 from forkyard.vmm.base import Captured, CaptureTarget, VmRecord
-from forkyard.vmm.qemu import disks
 from forkyard.vmm.qemu.disks import Top
 from forkyard.vmm.qemu.finishing import in_thread, to_the_end
 from forkyard.vmm.qemu.pages import PAGE, Layer, PageTable, merge, ram_of, total
 from forkyard.vmm.qemu.qmp import Qmp
+from forkyard.vmm.qemu.sealing import Sealing
 from forkyard.vmm.qemu.shim import Range, watch
 
 #: So much may be left for the pause: copying it takes about a millisecond.
@@ -64,15 +64,17 @@ class Copier:
     def close(self) -> None:
         self._opened.close()
 
-    def ahead(self, disk: Path) -> None:
-        with disk.open("rb") as file:
+    def ahead(self, disks: Sequence[Path]) -> None:
+        with contextlib.ExitStack() as opened:
+            files = [opened.enter_context(disk.open("rb")) for disk in disks]
             if self.live:
                 self._table.written(self._ram.run, ask_again=True)  # from now on
             private = self._table.private if self.live else self._table.private_slowly
             left = merge([*self._ram.layered, *private(self._ram.run)], GAP_BYTES)
             for _ in range(ROUNDS):
                 self._layer.save(left)
-                os.fdatasync(file.fileno())  # else QEMU does, in the pause
+                for file in files:
+                    os.fdatasync(file.fileno())  # else QEMU does, in the pause
                 if not self.live:
                     return
                 left = merge(self._table.written(self._ram.run, ask_again=True), GAP_BYTES)
@@ -93,20 +95,22 @@ class Copier:
 
 @dataclass
 class Capture:
-    """One capture of one VM. `top` is the disk in use, at any time."""
+    """One capture of one VM. `top` is the disk in use, at any time, and `volumes` those of the slots."""
 
     qmp: Qmp
     record: VmRecord
     pid: int
     shim: Path
     top: Top
+    volumes: Mapping[int, Top]
     target: CaptureTarget
     live: bool
 
     async def run(self, *, was_running: bool, keep_running: bool) -> Captured:
         disk, target = self.top.path, self.target
         memory_bytes = self.record.shape.memory_mib << 20
-        for path in (target.layer, target.device_state, target.next_disk):
+        volumes = {slot: top.path for slot, top in self.volumes.items()}
+        for path in (target.layer, target.device_state, target.next_disk, *target.next_volumes.values()):
             if path is not None and path.exists():
                 raise SnapshotFailed(f"{path} is in the way of a capture; captures never overwrite")
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as opened:
@@ -123,47 +127,36 @@ class Capture:
                 return state, copier
 
             state, copier = await in_thread(open_files, thread)
-            copying = asyncio.create_task(in_thread(lambda: copier.ahead(disk), thread))
+            copying = asyncio.create_task(in_thread(lambda: copier.ahead([disk, *volumes.values()]), thread))
             try:
-                async with self._next_top() as next_top:
+                sealing = self._sealing()
+                async with sealing.prepared():
                     await copying
                     reached("capture.copied")
-                    pausing = self._pause(thread, copier, state, next_top, was_running, keep_running)
+                    pausing = self._pause(thread, copier, state, sealing, was_running, keep_running)
                     paused_ms = await to_the_end(pausing)
             finally:
                 await asyncio.gather(copying, return_exceptions=True)
             layer_bytes = await in_thread(copier.seal, thread)
             undo.pop_all()
-        return Captured(paused_ms if was_running else 0.0, layer_bytes, disk)
+        return Captured(paused_ms if was_running else 0.0, layer_bytes, disk, volumes)
 
-    @contextlib.asynccontextmanager
-    async def _next_top(self) -> AsyncIterator[Top | None]:
-        """Open the disk the VM will write to after this one is sealed, before the pause; close it if it never does."""
-        path = self.target.next_disk
-        if path is None:
-            yield None
-            return
-        following = Top(self.top.number + 1, path)
-        try:
-            await in_thread(lambda: disks.make_overlay(path, self.top.path, "qcow2", self.record))
-            await to_the_end(self._execute("blockdev-add", **following.options(backing=None)))
-            yield following
-        finally:
-            if self.top != following:
-                with contextlib.suppress(ForkyardError):
-                    await to_the_end(self._execute("blockdev-del", **{"node-name": following.node}))
-                path.unlink(missing_ok=True)
+    def _sealing(self) -> Sealing:
+        """What is to be sealed, and what the VM writes to then."""
+        paths = {self.volumes[slot]: path for slot, path in self.target.next_volumes.items()}
+        if self.target.next_disk is not None:
+            paths[self.top] = self.target.next_disk
+        return Sealing(self.qmp, self.record, list(paths), list(paths.values()))
 
     async def _pause(
         self,
         thread: Executor,
         copier: Copier,
         state: int,
-        next_top: Top | None,
+        sealing: Sealing,
         was_running: bool,
         keep_running: bool,
     ) -> float:
-        disk = self.top.path
         with contextlib.closing(_StatePipe(self.record)) as pipe:
             finishing = asyncio.get_running_loop().run_in_executor(thread, _finish, pipe, copier, state)
             started = time.perf_counter()
@@ -187,7 +180,7 @@ class Capture:
             if outcomes[-1]["status"] not in ("paused", "prelaunch"):
                 raise VmCrashed(f"the guest of VM {self.record.vm_id} ended while it was captured")
             reached("capture.saved")
-            sealed = self._seal(next_top)
+            sealed = self._seal(sealing)
             resumed = self._resume(was_running and keep_running)
             # The VM goes on even if its disk could not be sealed.
             for failure in await asyncio.gather(sealed, resumed, return_exceptions=True):
@@ -199,17 +192,19 @@ class Capture:
             raise
         paused_ms = (time.perf_counter() - started) * 1000
         reached("capture.sealed")
-        if next_top is not None:
-            await asyncio.to_thread(disks.seal, disk)
+        await sealing.seal()
         return paused_ms
 
     async def _execute(self, command: str, **arguments: Any) -> Any:
         return await self.qmp.execute(command, **arguments)
 
-    async def _seal(self, next_top: Top | None) -> None:
-        if next_top is not None:
-            await self._execute("blockdev-snapshot", node=self.top.node, overlay=next_top.node)
-            self.top = next_top
+    async def _seal(self, sealing: Sealing) -> None:
+        await sealing.switch()
+        for top in sealing.above:
+            if top.slot is None:
+                self.top = top
+            else:
+                self.volumes = {**self.volumes, top.slot: top}
 
     async def _resume(self, wanted: bool) -> None:
         if wanted:

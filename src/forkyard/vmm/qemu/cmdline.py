@@ -13,8 +13,16 @@ from pathlib import Path
 from typing import Literal
 
 from forkyard.models import Shape
-from forkyard.vmm.base import BootSource, VmRecord
-from forkyard.vmm.qemu.disks import GIB, PLACEHOLDER, ROOT_NODE, root_options
+from forkyard.vmm.base import VOLUME_SLOTS, BootSource, VmRecord
+from forkyard.vmm.qemu.disks import (
+    GIB,
+    PLACEHOLDER,
+    ROOT_NODE,
+    placeholder,
+    root_options,
+    volume_node,
+    volume_options,
+)
 
 Accel = Literal["kvm", "tcg"]
 
@@ -30,6 +38,8 @@ GUEST_MAC = "02:fd:00:00:00:02"
 
 # 0x1f is q35's own.
 _NET, _BLK, _SERIAL, _RNG, _PVPANIC = "0x02", "0x03", "0x04", "0x05", "0x06"
+#: The agent finds a slot by its address: the first, and so on upwards.
+_VOLUMES = 0x08
 
 # Legacy devices cost start-up time, and every emulated device is attack surface.
 _Q35 = "q35,usb=off,vmport=off,smm=off,hpet=off,sata=off,smbus=off,i8042=off,graphics=off"
@@ -145,9 +155,10 @@ def machine(engine: Engine, shape: Shape) -> list[str]:
         *("-serial", f"chardev:{CONSOLE}"),
         # The disk comes later, by `disks.attach`. It is there before the CPUs run.
         *("-blockdev", f"driver=null-co,node-name={PLACEHOLDER},size={shape.disk_gib * GIB},read-zeroes=on"),
-        *("-blockdev", ",".join(f"{name}={value}" for name, value in root_options(PLACEHOLDER).items())),
+        *("-blockdev", _joined(root_options(PLACEHOLDER))),
         # Errors are reported to the guest: the default would hold the whole machine when the host's disk is full.
         *("-device", f"virtio-blk-pci,drive={ROOT_NODE},addr={_BLK},write-cache=on,werror=report,rerror=report"),
+        *(word for slot in range(VOLUME_SLOTS) for word in _volume(slot)),
         *("-device", f"virtio-serial-pci,id=serial,max_ports=2,addr={_SERIAL}"),
         *("-device", f"virtserialport,bus=serial.0,nr=1,chardev=agent,name={AGENT_PORT}"),
         *("-device", f"virtio-net-pci,netdev=net,mac={GUEST_MAC},addr={_NET},guest_announce=off,romfile="),
@@ -199,6 +210,21 @@ def _channels(sockets: Sockets) -> list[str]:
         *("-chardev", f"socket,id=agent,fd={sockets.agent_fd},server=on,wait=off"),
         *("-netdev", f"tap,id=net,fd={sockets.tap_fd},vhost=off"),
     ]
+
+
+def _volume(slot: int) -> list[str]:
+    """A drive without a byte, until a volume is put in (`disks.attach`)."""
+    return [
+        *("-blockdev", f"driver=null-co,node-name={placeholder(slot)},size=0,read-zeroes=on"),
+        *("-blockdev", _joined(volume_options(slot, placeholder(slot)))),
+        "-device",
+        f"virtio-blk-pci,drive={volume_node(slot)},addr={_VOLUMES + slot:#x},num-queues=1,queue-size=128,"
+        "disable-legacy=on,write-cache=on,werror=report,rerror=report",
+    ]
+
+
+def _joined(options: dict[str, str]) -> str:
+    return ",".join(f"{name}={value}" for name, value in options.items())
 
 
 def _value(path: Path) -> str:

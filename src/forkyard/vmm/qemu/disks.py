@@ -5,24 +5,26 @@ Owns: making an empty overlay, and the shape of QEMU's block graph, the same how
     virtio-blk -> "disk" (raw: passes all through) -> "top-N" (qcow2, written) -> sealed qcow2s … -> raw base
 
 QEMU starts with `placeholder` in place of the top, so that it can be started before its disk exists. Sealing puts a new
-top on the old one, with a higher number.
+top on the old one, with a higher number. Slots for volumes are the same, "volume-S" and "volume-S-top-N"; the placeholder of
+an empty one has no bytes.
 Never does: deciding where a disk is, or removing one that was in use.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from forkyard.errors import HostFailure, VmCrashed
 from forkyard.vmm.base import VmRecord
 
 GIB = 1 << 30
 ROOT_NODE, PLACEHOLDER = "disk", "placeholder"
-_TOP = "top-"
+_TOP = re.compile(r"(?:volume-(?P<slot>[0-9]+)-)?top-(?P<number>[0-9]+)")
 _CLUSTER = 1 << 16
 _L2_REACH = _CLUSTER * (_CLUSTER // 8)  # bytes of disk under one entry of the first-level table
 
@@ -33,10 +35,15 @@ class Top:
 
     number: int
     path: Path
+    slot: int | None = None  # of a volume; None: the root disk
+    size_bytes: int = 0  # of a volume
 
     @property
     def node(self) -> str:
-        return f"{_TOP}{self.number}"
+        return f"{'' if self.slot is None else f'{volume_node(self.slot)}-'}top-{self.number}"
+
+    def next(self, path: Path) -> Top:
+        return replace(self, number=self.number + 1, path=path)
 
     def options(self, **extra: Any) -> dict[str, Any]:
         return {
@@ -48,47 +55,78 @@ class Top:
         }
 
 
+def volume_node(slot: int) -> str:
+    return f"volume-{slot}"
+
+
+def placeholder(slot: int) -> str:
+    return f"empty-{slot}"
+
+
 def attach(top: Top) -> list[tuple[str, dict[str, Any]]]:
     """The commands that put a disk in the placeholder's place."""
-    return [
-        ("blockdev-add", top.options()),
-        ("blockdev-reopen", {"options": [root_options(top.node)]}),
-    ]
+    options = root_options(top.node) if top.slot is None else volume_options(top.slot, top.node)
+    return [("blockdev-add", top.options()), ("blockdev-reopen", {"options": [options]})]
+
+
+def announce(top: Top) -> tuple[str, dict[str, Any]]:
+    """The command that lets a guest see that a slot is no longer empty. (It has that size already.)"""
+    assert top.slot is not None
+    return "block_resize", {"node-name": volume_node(top.slot), "size": top.size_bytes}
 
 
 def root_options(below: str) -> dict[str, str]:
     return {"driver": "raw", "node-name": ROOT_NODE, "file": below, "discard": "unmap"}
 
 
-def is_top(node: str) -> bool:
-    return node.startswith(_TOP)
+def volume_options(slot: int, below: str) -> dict[str, str]:
+    return {**root_options(below), "node-name": volume_node(slot)}
 
 
-def tops(nodes: list[dict[str, Any]]) -> tuple[Top, list[str]]:
-    """From the answer to `query-named-block-nodes`: the disk in use, and nodes that were prepared for a sealing which never
+def is_top(node: str, slot: int | None = None) -> bool:
+    found = _TOP.fullmatch(node)
+    return found is not None and found["slot"] == (None if slot is None else str(slot))
+
+
+class Tops(NamedTuple):
+    root: Top
+    volumes: dict[int, Top]
+    prepared: list[str]
+
+
+def tops(nodes: list[dict[str, Any]]) -> Tops:
+    """From the answer to `query-named-block-nodes`: the disks in use, and nodes that were prepared for a sealing which never
     came (their daemon died)."""
-    in_use: list[Top] = []
+    in_use: dict[int | None, Top] = {}
     prepared: list[str] = []
     for node in nodes:
         name = str(node.get("node-name", ""))
-        if not name.startswith(_TOP):
+        found = _TOP.fullmatch(name)
+        if found is None:
             continue
         # One that was only prepared stands on nothing.
-        if node.get("backing_file"):
-            in_use.append(Top(int(name.removeprefix(_TOP)), Path(node["file"])))
-        else:
+        if not node.get("backing_file"):
             prepared.append(name)
-    if not in_use:
+            continue
+        slot = None if found["slot"] is None else int(found["slot"])
+        size_bytes = 0 if slot is None else int(node["image"]["virtual-size"])
+        top = Top(int(found["number"]), Path(node["file"]), slot, size_bytes)
+        if slot not in in_use or in_use[slot].number < top.number:
+            in_use[slot] = top
+    if None not in in_use:
         raise VmCrashed("this VM has no disk: its start was never finished")
-    return max(in_use, key=lambda top: top.number), prepared
+    root = in_use.pop(None)
+    return Tops(root, {slot: top for slot, top in in_use.items() if slot is not None}, prepared)
 
 
-def make_overlay(path: Path, backing: Path, backing_format: str, record: VmRecord) -> None:
-    """Blocking: an empty qcow2 over `backing`, owned by the VM's user."""
+def make_overlay(
+    path: Path, backing: Path, backing_format: str, record: VmRecord, size_bytes: int | None = None
+) -> None:
+    """Blocking: an empty qcow2 over `backing`, owned by the VM's user; as large as its root disk if nothing is said."""
     backing = backing.absolute()
     if not backing.is_file():
         raise HostFailure(f"could not make disk {path}: {backing}, which it stands on, does not exist")
-    pieces = empty_overlay(backing, backing_format, record.shape.disk_gib * GIB)
+    pieces = empty_overlay(backing, backing_format, size_bytes or record.shape.disk_gib * GIB)
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -102,6 +140,11 @@ def make_overlay(path: Path, backing: Path, backing_format: str, record: VmRecor
         raise HostFailure(f"could not make disk {path}: {error.strerror}") from error
     finally:
         os.close(fd)
+
+
+def file_size_limit(size_bytes: int) -> int:
+    """Room for qcow2's own tables; what a VM writes can never be much more than its disk."""
+    return size_bytes + size_bytes // 16 + GIB
 
 
 def seal(path: Path) -> None:

@@ -27,7 +27,7 @@ from forkyard.vmm.base import BootSource, SnapshotFiles, Start, VmRecord
 from forkyard.vmm.qemu import cmdline
 from forkyard.vmm.qemu import vm as vms
 from forkyard.vmm.qemu.cgroups import Cgroups
-from forkyard.vmm.qemu.disks import GIB
+from forkyard.vmm.qemu.disks import GIB, file_size_limit
 from forkyard.vmm.qemu.finishing import in_thread, to_the_end
 from forkyard.vmm.qemu.native import Native, ensure_native
 from forkyard.vmm.qemu.pages import why_not_live
@@ -214,8 +214,7 @@ class QemuDriver:
                 keep_fds=inherited,
                 netns=record.netns,
                 tap=(cmdline.TAP, tap_fd),
-                # Room for qcow2's own tables; what a VM writes can never be much more than its disk.
-                file_size_bytes=shape.disk_gib * GIB + shape.disk_gib * GIB // 16 + GIB,
+                file_size_bytes=file_size_limit(shape.disk_gib * GIB),
                 env={**env, "FORKYARD_SHIM_FD": str(shim.fileno())},
             )
             sockets = cmdline.Sockets(qmp_fd=qmp.fileno(), agent_fd=agent.fileno(), tap_fd=tap_fd)

@@ -10,21 +10,32 @@ import asyncio
 import base64
 import contextlib
 import os
-from collections.abc import Iterator
+import resource
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from forkyard.errors import ForkyardError, HostFailure, SnapshotFailed, VmCrashed, VmStartFailed
-from forkyard.vmm.base import Captured, CaptureTarget, ExitKind, SnapshotFiles, VmExit, VmRecord, VmUsage
+from forkyard.vmm.base import (
+    Captured,
+    CaptureTarget,
+    ExitKind,
+    SnapshotFiles,
+    VmExit,
+    VmRecord,
+    VmUsage,
+    VolumeDisk,
+)
 from forkyard.vmm.qemu import disks, pages
 from forkyard.vmm.qemu.capture import Capture
 from forkyard.vmm.qemu.cgroups import Cgroups
 from forkyard.vmm.qemu.cmdline import CONSOLE, CONSOLE_RING_BYTES
 from forkyard.vmm.qemu.disks import Top
-from forkyard.vmm.qemu.finishing import in_thread
+from forkyard.vmm.qemu.finishing import in_thread, to_the_end
 from forkyard.vmm.qemu.flatten import Flatten, cancel_all
 from forkyard.vmm.qemu.process import Process, Status
 from forkyard.vmm.qemu.qmp import Event, Qmp
+from forkyard.vmm.qemu.sealing import Sealing
 from forkyard.vmm.qemu.shim import Range, map_file
 
 LOAD_TIMEOUT_S = 30.0
@@ -100,6 +111,7 @@ class QemuVm:
         self._cgroups = cgroups
         self._live_capture = live_capture
         self._top = Top(1, record.disk)
+        self._volumes: dict[int, Top] = {}
         self._capturing = asyncio.Lock()
         self._flattening: asyncio.Task[None] | None = None
         self._qmp: Qmp | None = None
@@ -130,6 +142,10 @@ class QemuVm:
     def disk(self) -> Path:
         return self._top.path
 
+    @property
+    def volumes(self) -> dict[int, Path]:
+        return {slot: top.path for slot, top in self._volumes.items()}
+
     async def connect(self, *, timeout_s: float) -> Qmp:
         """The connection to QEMU, made again if it broke."""
         async with self._connecting:
@@ -145,13 +161,14 @@ class QemuVm:
         qmp = await self.connect(timeout_s=15.0)
         return await qmp.execute(command, **arguments)
 
-    async def load(self, snapshot: SnapshotFiles) -> None:
+    async def load(self, snapshot: SnapshotFiles, volumes: Sequence[VolumeDisk] = ()) -> None:
         try:
-            with self._new_disk_removed_on_failure():
+            with self._new_disks_removed_on_failure(volumes):
                 async with asyncio.timeout(LOAD_TIMEOUT_S):
                     mapping = asyncio.create_task(in_thread(lambda: self._map_layer(snapshot.layer)))
                     try:
                         await self._make_disk(snapshot.disk, "qcow2")
+                        await self._make_volumes(volumes)
                         qmp = await self.connect(timeout_s=LOAD_TIMEOUT_S)
                         # The disk's commands are sent first and so done first; nobody waits for their answers.
                         await asyncio.gather(
@@ -164,9 +181,56 @@ class QemuVm:
 
     async def attach_disk(self, below: Path, below_format: str) -> None:
         """Give a machine that boots its disk: `record.disk`, made over `below` if it does not exist."""
-        with self._new_disk_removed_on_failure():
+        with self._new_disks_removed_on_failure(()):
             await self._make_disk(below, below_format)
             await self._attach_disk(await self.connect(timeout_s=LOAD_TIMEOUT_S))
+
+    async def attach(self, volumes: Sequence[VolumeDisk]) -> None:
+        try:
+            with self._new_disks_removed_on_failure(volumes):
+                async with asyncio.timeout(LOAD_TIMEOUT_S):
+                    before = set(self._volumes)
+                    await self._make_volumes(volumes)
+                    qmp = await self.connect(timeout_s=LOAD_TIMEOUT_S)
+                    tops = [top for slot, top in self._volumes.items() if slot not in before]
+                    commands = [command for top in tops for command in (*disks.attach(top), disks.announce(top))]
+                    await asyncio.gather(*(qmp.execute(command, **arguments) for command, arguments in commands))
+        except (ForkyardError, OSError) as error:
+            raise await start_failure(self._record, error, LOAD_TIMEOUT_S) from error
+
+    async def _make_volumes(self, volumes: Sequence[VolumeDisk]) -> None:
+        if not volumes:
+            return
+
+        def make() -> None:
+            for volume in volumes:
+                disks.make_overlay(volume.disk, volume.below, "qcow2", self._record, volume.size_bytes)
+            self._allow_file_size(max(volume.size_bytes for volume in volumes))
+
+        await in_thread(make)
+        self._volumes |= {v.slot: Top(1, v.disk, v.slot, v.size_bytes) for v in volumes}
+
+    def _allow_file_size(self, size_bytes: int) -> None:
+        """A volume may be larger than the root disk, for which the limit was set."""
+        wanted = disks.file_size_limit(size_bytes)
+        soft, _ = resource.prlimit(self.pid, resource.RLIMIT_FSIZE)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (wanted, wanted))
+
+    async def seal_volume(self, slot: int, next_disk: Path) -> Path:
+        async with self._capturing:
+            qmp = await self.connect(timeout_s=15.0)
+            await self._stop_flattening(qmp)
+            below = self._volumes[slot]
+            sealing = Sealing(qmp, self._record, [below], [next_disk])
+            async with sealing.prepared():
+                await to_the_end(self._switch_volume(sealing))
+            await sealing.seal()
+            return below.path
+
+    async def _switch_volume(self, sealing: Sealing) -> None:
+        await sealing.switch()
+        self._volumes |= {top.slot: top for top in sealing.above if top.slot is not None}
 
     async def _make_disk(self, below: Path, below_format: str) -> None:
         if not self._record.disk.exists():
@@ -174,16 +238,17 @@ class QemuVm:
 
     async def _attach_disk(self, qmp: Qmp) -> None:
         # Sent in one go, done in this order: a round trip per command is what costs.
-        await asyncio.gather(*(qmp.execute(command, **arguments) for command, arguments in disks.attach(self._top)))
+        commands = [command for top in (self._top, *self._volumes.values()) for command in disks.attach(top)]
+        await asyncio.gather(*(qmp.execute(command, **arguments) for command, arguments in commands))
 
     @contextlib.contextmanager
-    def _new_disk_removed_on_failure(self) -> Iterator[None]:
-        existed = self._record.disk.exists()
+    def _new_disks_removed_on_failure(self, volumes: Sequence[VolumeDisk]) -> Iterator[None]:
+        new = [path for path in (self._record.disk, *(v.disk for v in volumes)) if not path.exists()]
         try:
             yield
         except BaseException:
-            if not existed:
-                self._record.disk.unlink(missing_ok=True)
+            for path in new:
+                path.unlink(missing_ok=True)
             raise
 
     def _map_layer(self, layer: Path | None) -> None:
@@ -217,7 +282,7 @@ class QemuVm:
         """Of a VM that another daemon started: which disk it writes to now."""
         await cancel_all(await self.connect(timeout_s=15.0))
         nodes = await self._execute("query-named-block-nodes", flat=True)
-        self._top, prepared = disks.tops(nodes)
+        self._top, self._volumes, prepared = disks.tops(nodes)
         for node in prepared:
             await self._execute("blockdev-del", **{"node-name": node})
 
@@ -229,7 +294,8 @@ class QemuVm:
             if status not in ("running", "paused", "prelaunch"):
                 raise VmCrashed(f"the guest of VM {self._record.vm_id} has ended (QEMU: {status})")
             capture = Capture(
-                *(qmp, self._record, self.pid, shim_socket(self._record), self._top, target, self._live_capture)
+                *(qmp, self._record, self.pid, shim_socket(self._record)),
+                *(self._top, self._volumes, target, self._live_capture),
             )
             self._stop_asked, asked_before = True, self._stop_asked
             try:
@@ -239,7 +305,7 @@ class QemuVm:
             except OSError as error:
                 raise SnapshotFailed(f"VM {self._record.vm_id} could not be captured: {error}") from error
             finally:
-                self._top = capture.top
+                self._top, self._volumes = capture.top, dict(capture.volumes)
                 self._stop_asked = asked_before
 
     async def flatten(self, base: Path) -> None:
