@@ -119,6 +119,7 @@ _MODULES = {
     ),
     "forkyard.models.specs": ("GitRepo",),
     "forkyard.models.ssh": ("SshAccess", "SshDoor", "SshKeyInfo"),
+    "forkyard.models.volumes": ("SandboxVolume", "Volume", "VolumeInfo", "VolumeVersionInfo"),
     "forkyard.errors": (
         "BadAnswer",
         "BuildFailed",
@@ -174,6 +175,9 @@ _MODULES = {
         "Unauthenticated",
         "VmCrashed",
         "VmStartFailed",
+        "VolumeChanged",
+        "VolumeInUse",
+        "VolumeNotFound",
     ),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
@@ -315,6 +319,7 @@ __all__ = [
     "SandboxLogs",
     "SandboxNotFound",
     "SandboxUsage",
+    "SandboxVolume",
     "Secret",
     "SecretInfo",
     "ServiceInfo",
@@ -346,6 +351,12 @@ __all__ = [
     "UnitState",
     "VmCrashed",
     "VmStartFailed",
+    "Volume",
+    "VolumeChanged",
+    "VolumeInUse",
+    "VolumeInfo",
+    "VolumeNotFound",
+    "VolumeVersionInfo",
     "Watch",
     "WatchEvent",
     "WebhookAction",
@@ -429,6 +440,9 @@ if TYPE_CHECKING:
         Unauthenticated,
         VmCrashed,
         VmStartFailed,
+        VolumeChanged,
+        VolumeInUse,
+        VolumeNotFound,
     )
     from forkyard.lifecycle import Cause, State
     from forkyard.models import (
@@ -498,6 +512,7 @@ if TYPE_CHECKING:
     )
     from forkyard.models.specs import GitRepo
     from forkyard.models.ssh import SshAccess, SshDoor, SshKeyInfo
+    from forkyard.models.volumes import SandboxVolume, Volume, VolumeInfo, VolumeVersionInfo
     from forkyard.sdk._async.builds import AsyncBuild
     from forkyard.sdk._async.client import AsyncForkyard
     from forkyard.sdk._async.code import AsyncCodeStream, AsyncContexts

@@ -168,6 +168,8 @@ class ContextNotFound(NotFound):
     """There is no such context in this sandbox."""
 
     code = "context_not_found"
+
+
 class VolumeNotFound(NotFound):
     """There is no volume with this name, or no such version of it."""
 

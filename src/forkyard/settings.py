@@ -128,6 +128,10 @@ class Settings(_FromEnvironment):
     quota_creates_per_minute: int | None = Field(
         None, ge=0, description="Most sandboxes one API key may create in a minute, forks included."
     )
+    volume_gib: float = Field(64.0, gt=0, le=64, description="The largest volume that may be made.")
+    quota_volumes_gib: float | None = Field(
+        None, ge=0, description="What the volumes of one API key may have together, full or not."
+    )
     git_quota_mib: int = Field(
         10240,
         ge=1,

@@ -43,6 +43,7 @@ from forkyard.api.routes import (
     system,
     terminal,
     verbs,
+    volumes,
 )
 from forkyard.builds.builds import Builds
 from forkyard.control.plane import ControlPlane
@@ -61,6 +62,7 @@ _TAGS = [
     {"name": "code", "description": str(code.__doc__)},
     {"name": "services", "description": str(services.__doc__)},
     {"name": "files", "description": str(files.__doc__)},
+    {"name": "volumes", "description": str(volumes.__doc__)},
     {"name": "events", "description": "Every change of a sandbox's state, with its cause."},
     {"name": "previews", "description": "Ports of sandboxes, opened in a browser; and domains for them."},
     {"name": "network", "description": "What left a sandbox, what may, and secrets that never enter one."},
@@ -122,6 +124,8 @@ def create_app(
         domains.router,
         egress.router,
         secrets.router,
+        volumes.streams,
+        volumes.router,
         recordings.router,
         ssh.router,
     ):

@@ -113,7 +113,7 @@ def seconds(text: str) -> float:
 
 def given(options: dict[str, Any]) -> dict[str, Any]:
     """The options that were typed, `never` as the SDK spells it."""
-    return {name: None if value == NEVER else value for name, value in options.items() if value not in (None, {})}
+    return {name: None if value == NEVER else value for name, value in options.items() if value not in (None, {}, ())}
 
 
 PERSISTENCE = click.Choice(["ephemeral", "sticky", "persistent"])

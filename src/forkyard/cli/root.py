@@ -31,6 +31,7 @@ COMMANDS = {
     "snapshot": "snapshots",
     "snapshots": "snapshots",
     "rollback": "snapshots",
+    "volumes": "volumes",
     "stop": "states",
     "start": "states",
     "resize": "states",

@@ -15,6 +15,17 @@ if TYPE_CHECKING:
     from forkyard import Sandbox, SandboxInfo
 
 
+def mounts(_context: click.Context, _parameter: click.Parameter, typed: tuple[str, ...]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for one in typed:
+        name, colon, rest = one.partition(":")
+        path, _, mode = rest.partition(":")
+        if not colon or not path.startswith("/"):
+            raise click.BadParameter(f"{one!r} is not NAME:/PATH or NAME:/PATH:MODE")
+        found[path] = {"name": name, "mode": mode or "rw"}
+    return found
+
+
 @click.command("create", cls=Verb)
 @click.option("--name", help="For people; need not be unique.")
 @click.option("--vcpus", type=int, default=1, show_default=True)
@@ -44,6 +55,16 @@ if TYPE_CHECKING:
 @click.option("--checkpoints-kept", type=int, help="How many of those are kept. Default: 5.")
 @policy_options
 @secret_option
+@click.option(
+    "--volume",
+    "-v",
+    "volumes",
+    multiple=True,
+    callback=mounts,
+    metavar="NAME:/PATH[:rw|ro|cow]",
+    help="Mount a volume. rw (default): by one sandbox at a time. May be repeated.",
+)
+@click.option("--cache", multiple=True, type=click.Choice(["npm", "pip"]), help="A package cache. May be repeated.")
 @click.option(
     "--identity", help="Id or name: repositories that it may use are at http://git.forkyard.internal in there."
 )

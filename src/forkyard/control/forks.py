@@ -19,6 +19,7 @@ from forkyard.faults import reached
 from forkyard.hosts.base import Created, Forked
 from forkyard.lifecycle import Cause, State
 from forkyard.models import ForkChild, ForkResult, SandboxFork, SandboxInfo
+from forkyard.models.volumes import copies
 from forkyard.store.records import NewSandbox, SandboxRecord
 
 FORK_DEADLINE_S = 600.0
@@ -167,4 +168,5 @@ def _child(parent: SandboxRecord, request: SandboxFork, api_key_id: str | None) 
         activity_threshold_bytes=parent.activity_threshold_bytes,
         on_ttl=parent.on_ttl,
         annotations=parent.annotations,
+        volumes=copies(parent.volumes),
     )

@@ -19,7 +19,7 @@ from forkyard.control.ingress import Ingress
 from forkyard.control.placement import Limits, admit
 from forkyard.control.turns import Turns
 from forkyard.errors import ForkyardError, InternalError, SandboxEnded, SandboxNotFound, StateConflict
-from forkyard.hosts.base import CreateSpec, Host, Incarnation
+from forkyard.hosts.base import CreateSpec, Host, Incarnation, Mount
 from forkyard.lifecycle import ENDED, Cause, State
 from forkyard.models import SandboxInfo, Shape
 from forkyard.net.base import Network
@@ -116,7 +116,11 @@ class Ground:
         self, record: SandboxRecord, *, shape: Shape | None = None, snapshot_id: str | None = None
     ) -> CreateSpec:
         return CreateSpec(
-            shape or record.shape, self.env_of(record), snapshot_id, await self.network_of(record, fresh=True)
+            shape or record.shape,
+            self.env_of(record),
+            snapshot_id,
+            await self.network_of(record, fresh=True),
+            tuple(Mount(one.volume_id, one.path, one.mode, one.version) for one in record.volumes),
         )
 
     def admission(self, memory_mib: int, *, creates: bool = False, sandbox_id: str | None = None) -> Admit:
@@ -199,6 +203,7 @@ def sandbox_info(record: SandboxRecord) -> SandboxInfo:
         network=record.network,
         secret_names=sorted(record.secrets),
         identity_id=record.identity_id,
+        volumes=list(record.volumes),
         activity_threshold_bytes=record.activity_threshold_bytes,
         expires_at=record.expires_at,
         on_ttl=record.on_ttl,

@@ -29,6 +29,8 @@ class Limits:
     quota_running: int | None = None
     quota_memory_mib: int | None = None
     quota_creates_per_minute: int | None = None
+    quota_volumes_mib: int | None = None
+    volume_mib: int = 64 * 1024
     disk_budget_bytes: int | None = None
     disk_reserve_bytes: int = 0
     cool_after_s: float = 60.0
@@ -42,6 +44,8 @@ class Limits:
             quota_running=settings.quota_running,
             quota_memory_mib=settings.quota_memory_mib,
             quota_creates_per_minute=settings.quota_creates_per_minute,
+            quota_volumes_mib=None if settings.quota_volumes_gib is None else int(settings.quota_volumes_gib * 1024),
+            volume_mib=int(settings.volume_gib * 1024),
             disk_budget_bytes=None if budget_gib is None else int(budget_gib * GIB),
             disk_reserve_bytes=int(settings.disk_reserve_gib * GIB),
             cool_after_s=settings.cool_after_s,

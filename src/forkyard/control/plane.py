@@ -35,6 +35,8 @@ from forkyard.control.snapshots import Snapshots
 from forkyard.control.ssh import Ssh
 from forkyard.control.tunnels import Tunnels
 from forkyard.control.upkeep import Upkeep
+from forkyard.control.volume_files import VolumeFiles
+from forkyard.control.volumes import Volumes
 from forkyard.errors import ForkyardError
 from forkyard.hosts.base import Host
 from forkyard.lifecycle import State
@@ -80,6 +82,7 @@ class ControlPlane:
         self.forks = Forks(self.ground, self.room, self.sleep)
         self.keys = Keys(store)
         self.identities = Identities(store, self.keys)
+        self.volumes = Volumes(self.ground, self.room, self.sleep)
         self.sandboxes = Sandboxes(
             self.ground,
             self.removal,
@@ -89,7 +92,9 @@ class ControlPlane:
             self.secrets,
             self.networks,
             self.identities,
+            self.volumes,
         )
+        self.volume_files = VolumeFiles(self.volumes, self.sandboxes)
         self.services = Services(self.sandboxes)
         self.inside = Inside(self.ground, self.identities)
         self.networks.services.append(self.inside.services)
@@ -113,10 +118,12 @@ class ControlPlane:
 
     async def start(self) -> None:
         summary = await self._reconciler.recover()
+        await self.volumes.clear_half_made()
         self._watcher = asyncio.create_task(self._reconciler.watch(), name="watch ended machines")
         self._egress = asyncio.create_task(self.egress.run(), name="egress log")
         await self.networks.restore()
         self._upkeep = asyncio.create_task(self.upkeep.run(), name="upkeep")
+        await self.volume_files.sweep()
         for sandbox_id in summary.to_wake:
             self.ground.turns.keep(asyncio.create_task(self._wake(sandbox_id), name=f"wake {sandbox_id}"))
         await self.events.publish(
@@ -175,6 +182,7 @@ class ControlPlane:
         await self.ground.turns.settle(SETTLE_S)
         if destroy:
             await self.removal.delete_all()
+            await self.volumes.delete_all()
         await _cancelled(self._watcher)
         await _cancelled(self._egress)
         await self.egress.settle()

@@ -73,6 +73,8 @@ class Room:
             states = [state for state in State if state is not State.DELETED]
             records = await ground.store.list_sandboxes(states=states)
             sizes = await asyncio.gather(*(ground.host.stored_bytes(machine(record)) for record in records))
+            volumes = await ground.store.list_volumes()
+            sizes += await asyncio.gather(*(ground.host.volume_bytes(volume.id) for volume in volumes))
             stored_bytes = sum(sizes) + await ground.store.snapshot_bytes()
         return disk_shortfall_bytes(ground.limits, ground.host.capacity(), stored_bytes, need_bytes)
 

@@ -26,6 +26,7 @@ from forkyard.control.secrets import Secrets
 from forkyard.control.sleep import Sleep
 from forkyard.control.snapshots import Snapshots
 from forkyard.control.turns import deleted_meanwhile, outcome
+from forkyard.control.volumes import Volumes
 from forkyard.errors import (
     GuestUnreachable,
     HostFailure,
@@ -41,6 +42,7 @@ from forkyard.hosts.base import Created, CreateSpec, Incarnation
 from forkyard.lifecycle import ENDED, Cause, State
 from forkyard.models import Page, SandboxCreate, SandboxInfo, SandboxLogs, SandboxUpdate
 from forkyard.models.specs import GitRepo
+from forkyard.models.volumes import copies
 from forkyard.store.records import IdempotencyClaim, NewSandbox, SandboxRecord
 from forkyard.vmm.base import VmUsage
 
@@ -78,8 +80,10 @@ class Sandboxes:
         secrets: Secrets,
         networks: Networks,
         identities: Identities,
+        volumes: Volumes,
     ) -> None:
         self._ground = ground
+        self._volumes = volumes
         self._identities = identities
         self._secrets = secrets
         self._networks = networks
@@ -163,6 +167,8 @@ class Sandboxes:
             if "network" not in request.model_fields_set:
                 network = origin.network
         self._networks.check(network)
+        volumes = await self._volumes.wanted(request, () if origin is None else copies(origin.volumes))
+        env = {**self._volumes.environment(request), **env}
         for name in request.secrets.keys() & env.keys():
             raise InvalidRequest(f"{name} is in env and in secrets; name it once", field=f"secrets.{name}")
         return NewSandbox(
@@ -187,6 +193,7 @@ class Sandboxes:
             activity_threshold_bytes=request.activity_threshold_bytes,
             on_ttl=request.on_ttl,
             annotations=request.annotations,
+            volumes=volumes,
         )
 
     async def _identity(self, wanted: str | None) -> str | None:

@@ -245,6 +245,7 @@ class LocalHost:
         machine = self._machines.pop(incarnation, None)
         entry = machine.entry if machine else self._resting.get(incarnation)
         if machine is not None:
+            await self._volumes.flush(machine)
             await machine.kill()
         if entry is None:
             return
@@ -261,6 +262,7 @@ class LocalHost:
 
     async def pause(self, incarnation: Incarnation) -> None:
         machine = self._machine(incarnation)
+        await self._volumes.flush(machine)  # it may never wake again
         await machine.vm.stop()
         reached("pause.stopped")
         machine.awake(False)

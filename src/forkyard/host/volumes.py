@@ -15,7 +15,7 @@ from pathlib import Path
 
 import structlog
 
-from forkyard.errors import HostFailure, InvalidRequest, VolumeChanged, VolumeNotFound
+from forkyard.errors import ForkyardError, HostFailure, InvalidRequest, VolumeChanged, VolumeNotFound
 from forkyard.faults import reached
 from forkyard.guest.base import Guest
 from forkyard.host import errand
@@ -28,6 +28,8 @@ from forkyard.storage.volumes import Mounted, Version, Volumes
 from forkyard.vmm.base import VOLUME_SLOTS, VolumeDisk
 
 log = structlog.get_logger(__name__)
+
+FLUSH_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,16 @@ class HostVolumes:
             if one.new:
                 mounted = one.mounted
                 await guest.mount(mounted.slot, mounted.path, read_only=mounted.mode == "ro")
+
+    async def flush(self, machine: Machine) -> None:
+        """What its guest has written to volumes, but not to their disks yet. A guest that does not do it is not waited for."""
+        paths = [shlex.quote(one.path) for one in machine.entry.volumes if one.mode == "rw"]
+        if paths and machine.alive and machine.entry.phase is Phase.RUNNING:
+            try:
+                async with asyncio.timeout(FLUSH_S):
+                    await errand.run(machine.guest, f"sync -f {' '.join(paths)}", FLUSH_S)
+            except (ForkyardError, TimeoutError) as error:
+                log.warning("volumes not flushed", vm=machine.entry.vm_id, error=str(error))
 
     # ── for machines that go ─────────────────────────────────────────────────────────────────────────────────────
 

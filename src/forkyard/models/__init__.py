@@ -17,6 +17,7 @@ from forkyard.models.base import Answer, Request
 from forkyard.models.base import Page as Page
 from forkyard.models.network import NetworkPolicy, Secret
 from forkyard.models.specs import GitRepo, Spec
+from forkyard.models.volumes import MAX_VOLUMES, CacheKind, MountPath, SandboxVolume, Volume, VolumeName
 
 #: Lower case letters and digits only: an id is also a host name and a label in preview URLs.
 SandboxId = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9]{19}$")]
@@ -73,6 +74,16 @@ class SandboxCreate(Request):
         default_factory=dict,
         max_length=64,
         description="Variables that hold a placeholder inside; the value is put in on the way out.",
+    )
+    volumes: dict[MountPath, VolumeName | Volume] = Field(
+        default_factory=dict,
+        max_length=MAX_VOLUMES,
+        description="By path: the name of a volume (`rw`), or how to mount it.",
+    )
+    cache: list[CacheKind] = Field(
+        default_factory=list,
+        max_length=2,
+        description="Package caches: each a copy of its own of a volume `cache-KIND`.",
     )
     identity: str | None = Field(
         None,
@@ -180,6 +191,7 @@ class SandboxInfo(Answer):
     network: NetworkPolicy = Field(default_factory=NetworkPolicy)
     secret_names: list[str] = Field(default_factory=list)
     identity_id: str | None = Field(None, description="Whose repositories it may use.")
+    volumes: list[SandboxVolume] = Field(default_factory=list)
     activity_threshold_bytes: int = DEFAULT_ACTIVITY_BYTES
     expires_at: datetime | None = Field(None, description="When its ttl has passed.")
     on_ttl: OnTtl = "delete"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -12,7 +13,10 @@ from forkyard.models.base import Answer, Request
 #: `rw`: what is written is the volume's, by one sandbox at a time. `ro`: nothing is written. `cow`: a copy of its own.
 VolumeMode = Literal["rw", "ro", "cow"]
 VolumeName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
-CacheKind = Literal["npm", "pip", "apt"]
+CacheKind = Literal["npm", "pip"]
+#: Of one sandbox, caches included.
+MAX_VOLUMES = 4
+MAX_VOLUME_MIB = 64 * 1024
 MountPath = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f\x7f]+$", max_length=1024)]
 
 
@@ -27,10 +31,16 @@ class Volume(Request):
     )
     version: int | None = Field(None, ge=1, description="Default: the newest. Only with `ro` and `cow`.")
 
+    def __init__(self, *name: str, **fields: Any) -> None:
+        """`Volume("datasets", mode="cow")`."""
+        super().__init__(**(dict(zip(("name",), name, strict=True)) if name else {}), **fields)
+
 
 class VolumeCreate(Request):
     name: VolumeName
-    size_mib: int = Field(1024, ge=16, le=1024 * 1024, description="What fits into it, the file system's own included.")
+    size_mib: int = Field(
+        1024, ge=16, le=MAX_VOLUME_MIB, description="What fits into it, the file system's own included."
+    )
 
 
 class VolumeVersionInfo(Answer):
@@ -65,3 +75,8 @@ class VolumeCommit(Request):
     sandbox_id: str = Field(description="Whose copy is to be the new version.")
     path: str | None = Field(None, description="Where it has it; may be left out if it has it once.")
     force: bool = Field(False, description="Also if the volume has a newer version than the copy was made of.")
+
+
+def copies(volumes: Iterable[SandboxVolume]) -> tuple[SandboxVolume, ...]:
+    """What a machine that was made from another has of that one's: what it writes is its own."""
+    return tuple(one if one.mode == "ro" else one.model_copy(update={"mode": "cow"}) for one in volumes)

@@ -24,6 +24,7 @@ from forkyard.models.network import EgressPolicy, EgressRule, NetworkPolicy, Pre
 from forkyard.models.reviews import ReviewPlan
 from forkyard.models.specs import GitRepo
 from forkyard.models.ssh import SshAccessCreate, SshKeyCreate
+from forkyard.models.volumes import VolumeCreate
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -69,6 +70,10 @@ def git_repo(given: GitRepo | str | Mapping[str, Any]) -> GitRepo:
 
 def snapshot_create(**fields: Any) -> SnapshotCreate:
     return _valid(SnapshotCreate, fields)
+
+
+def volume_create(**fields: Any) -> VolumeCreate:
+    return _valid(VolumeCreate, fields)
 
 
 def ssh_key_create(**fields: Any) -> SshKeyCreate:

@@ -10,6 +10,7 @@ from typing import Any
 from forkyard.lifecycle import Cause, State
 from forkyard.models import DEFAULT_ACTIVITY_BYTES, OnTtl, Persistence, Shape
 from forkyard.models.network import NetworkPolicy
+from forkyard.models.volumes import SandboxVolume
 from forkyard.net.base import Traffic
 
 
@@ -57,6 +58,7 @@ class SandboxRecord:
     activity_threshold_bytes: int = DEFAULT_ACTIVITY_BYTES
     on_ttl: OnTtl = "delete"
     annotations: Mapping[str, str] = field(default_factory=dict)
+    volumes: tuple[SandboxVolume, ...] = ()
     traffic: Traffic = field(default_factory=Traffic)  # of its earlier machines, and of this one up to the last look
 
 
@@ -83,6 +85,7 @@ class NewSandbox:
     activity_threshold_bytes: int = DEFAULT_ACTIVITY_BYTES
     on_ttl: OnTtl = "delete"
     annotations: Mapping[str, str] = field(default_factory=dict)
+    volumes: tuple[SandboxVolume, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from forkyard.errors import IdempotencyConflict, NoCapacity, StateConflict
 from forkyard.lifecycle import ENDED, LIVE, Cause, State, allowed
 from forkyard.models import DEFAULT_ACTIVITY_BYTES, Shape
 from forkyard.models.network import NetworkPolicy
+from forkyard.models.volumes import SandboxVolume
 from forkyard.net.base import Traffic
 from forkyard.store.builds import BuildQueries
 from forkyard.store.database import record_event
@@ -45,6 +46,7 @@ from forkyard.store.snapshots import SnapshotQueries
 from forkyard.store.ssh import SshQueries
 from forkyard.store.tables import events, idempotency, keys, sandboxes
 from forkyard.store.triggers import TriggerQueries
+from forkyard.store.volumes import VolumeQueries, give_back_volumes, take_volumes
 
 IDEMPOTENCY_LIFETIME = timedelta(hours=24)
 CREATES_WINDOW = timedelta(minutes=1)
@@ -88,6 +90,7 @@ class Store(
     TriggerQueries,
     RemoteQueries,
     ReviewQueries,
+    VolumeQueries,
     Retention,
 ):
     """Open with `Store.open`."""
@@ -189,6 +192,8 @@ class Store(
             if from_ is State.CREATING and to is not State.RUNNING:
                 # A create that came to nothing frees its Idempotency-Key, so that a retry tries again.
                 connection.execute(idempotency.delete().where(idempotency.c.sandbox_id == sandbox_id))
+            if to is State.DELETED or cause is Cause.CREATE_FAILED:
+                give_back_volumes(connection, sandbox_id)
             record_event(connection, now, sandbox_id, f"sandbox.{to}", cause, detail, data)
             return _sandbox(row)
 
@@ -363,6 +368,7 @@ def _claimed(connection: sa.Connection, claim: IdempotencyClaim, now: datetime) 
 def _insert(connection: sa.Connection, new: NewSandbox, now: datetime, admit: Admit | None) -> SandboxRecord:
     if admit is not None:
         admit(_load(connection, new.key_id, now))
+    take_volumes(connection, new.id, new.volumes)
     row: dict[str, Any] = {
         "id": new.id,
         "name": new.name,
@@ -392,6 +398,7 @@ def _insert(connection: sa.Connection, new: NewSandbox, now: datetime, admit: Ad
         "identity_id": new.identity_id,
         "on_ttl": new.on_ttl,
         "annotations": dict(new.annotations),
+        "volumes": [one.model_dump() for one in new.volumes],
         **asdict(Traffic()),
         "created_at": now,
         "updated_at": now,
@@ -457,6 +464,7 @@ def _sandbox(row: Mapping[str, Any] | sa.RowMapping) -> SandboxRecord:
         ),
         on_ttl=row["on_ttl"] or "delete",
         annotations=row["annotations"] or {},
+        volumes=tuple(SandboxVolume.model_validate(one) for one in row["volumes"] or ()),
         traffic=Traffic(*(row[each.name] or 0 for each in fields(Traffic))),
     )
 

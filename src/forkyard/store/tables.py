@@ -77,6 +77,7 @@ sandboxes = sa.Table(
     sa.Column("identity_id", sa.String(32)),
     sa.Column("on_ttl", sa.String(16)),
     sa.Column("annotations", sa.JSON),
+    sa.Column("volumes", sa.JSON),
     sa.Index(None, "created_at", "id"),  # the order of lists
     sa.Index(None, "state"),
     sa.Index(None, "key_id", "created_at"),  # creates of the last minute
@@ -412,6 +413,19 @@ reviews = sa.Table(
     sa.Column("ended_at", UtcDateTime),
     sa.Index(None, "repo_id", "created_at"),
     sa.Index(None, "created_at", "id"),
+)
+
+volumes = sa.Table(
+    "volumes",  # what is in them is on the host
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("name", sa.String(63), nullable=False, unique=True),
+    sa.Column("size_mib", sa.Integer, nullable=False),
+    sa.Column("key_id", sa.String(32)),
+    sa.Column("writer", sa.String(32)),  # the sandbox that has it read-write
+    sa.Column("ready", sa.Boolean, nullable=False),  # not: being made or removed
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Index(None, "writer"),
 )
 
 layers = sa.Table(

@@ -143,7 +143,7 @@ class AsyncFiles:
         """Copy a local file to the file `path`, or what is in a local directory into the directory `path`."""
         source = Path(local)
         if await runtime.blocking(source.is_dir):
-            content = runtime.body(_counted(archive.pack(source), progress))
+            content = runtime.body(counted(archive.pack(source), progress))
             params = {"path": path, "user": user}
             await self._transport.request("PUT", f"{self._path}/tar", params=params, content=content)
             return
@@ -151,7 +151,7 @@ class AsyncFiles:
             mode = (await runtime.blocking(source.stat)).st_mode & 0o777
         except OSError as exc:
             raise FileMissing(f"{source} cannot be read on this machine: {exc.strerror}.", path=str(source)) from exc
-        await self.write_stream(path, _counted(archive.read_chunks(source), progress), mode=mode, user=user)
+        await self.write_stream(path, counted(archive.read_chunks(source), progress), mode=mode, user=user)
 
     async def download(self, path: str, local: str | os.PathLike[str], *, progress: Progress | None = None) -> None:
         """Copy the file `path` to the local file, or what is in the directory `path` into the local directory."""
@@ -169,13 +169,13 @@ class AsyncFiles:
     async def _download_file(self, path: str, target: Path, mode: int, progress: Progress | None) -> None:
         with archive.incoming(target, mode) as part:
             async with aclosing(self.read_stream(path)) as chunks:
-                await _spool(chunks, part, progress)
+                await spool(chunks, part, progress)
 
     async def _download_directory(self, path: str, target: Path, progress: Progress | None) -> None:
-        with archive.spool_beside(target) as spool:
+        with archive.spool_beside(target) as part:
             async with self._transport.stream("GET", f"{self._path}/tar", params={"path": path}) as chunks:
-                await _spool(chunks, spool, progress)
-            await runtime.blocking(archive.unpack, spool, target)
+                await spool(chunks, part, progress)
+            await runtime.blocking(archive.unpack, part, target)
 
 
 class AsyncWatch:
@@ -213,7 +213,7 @@ class AsyncWatch:
 _MAX_LINKS = 40
 
 
-async def _spool(chunks: AsyncIterator[bytes], out: IO[bytes], progress: Progress | None) -> None:
+async def spool(chunks: AsyncIterator[bytes], out: IO[bytes], progress: Progress | None) -> None:
     async for chunk in chunks:
         await runtime.blocking(out.write, chunk)
         if progress is not None:
@@ -221,7 +221,7 @@ async def _spool(chunks: AsyncIterator[bytes], out: IO[bytes], progress: Progres
     await runtime.blocking(out.flush)
 
 
-def _counted(chunks: Iterable[bytes], progress: Progress | None) -> Iterable[bytes]:
+def counted(chunks: Iterable[bytes], progress: Progress | None) -> Iterable[bytes]:
     for chunk in chunks:
         yield chunk
         if progress is not None:

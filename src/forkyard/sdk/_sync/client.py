@@ -29,6 +29,7 @@ from forkyard.models import (
 )
 from forkyard.models.network import Secret
 from forkyard.models.specs import GitRepo
+from forkyard.models.volumes import CacheKind, Volume
 from forkyard.sdk import connect, validation, wire
 from forkyard.sdk._sync import runtime
 from forkyard.sdk._sync.builds import Builds
@@ -42,6 +43,7 @@ from forkyard.sdk._sync.secrets import Secrets
 from forkyard.sdk._sync.snapshots import Snapshot, Snapshots, reference
 from forkyard.sdk._sync.ssh import Ssh
 from forkyard.sdk._sync.transport import Transport
+from forkyard.sdk._sync.volumes import Volumes
 from forkyard.sdk.spec import Spec, checked
 
 _MAX_TAIL = 1000
@@ -84,6 +86,7 @@ class Forkyard:
         self.identities = Identities(self._transport)
         self.domains = Domains(self._transport)
         self.secrets = Secrets(self._transport)
+        self.volumes = Volumes(self._transport)
         self.recordings = Recordings(self._transport)
         self.ssh = Ssh(self._transport)
 
@@ -141,6 +144,8 @@ class Sandboxes:
         checkpoints_kept: int = 5,
         network: validation.Network | None = None,
         secrets: Mapping[str, Secret | Mapping[str, Any]] | None = None,
+        volumes: Mapping[str, str | Volume] | None = None,
+        cache: Sequence[CacheKind] = (),
         identity: str | None = None,
         git: Sequence[GitRepo | str | Mapping[str, Any]] | None = None,
         activity_threshold_bytes: int = DEFAULT_ACTIVITY_BYTES,
@@ -158,7 +163,9 @@ class Sandboxes:
 
         `network`: what may leave and enter: the name of a preset, an `EgressPolicy` or a `NetworkPolicy`. Default: the
         preset `coding`; with a snapshot, what its sandbox has. `secrets` are variables whose value never enters the
-        machine: it is put in on the way to the named hosts. With an `identity` (its id or name), the repositories that it
+        machine: it is put in on the way to the named hosts. `volumes`, by the path they are mounted at: a name, which is
+        read-write by one sandbox at a time, or `Volume(name, mode="ro" | "cow")`, by many. `cache`: package caches, each a
+        copy of its own. With an `identity` (its id or name), the repositories that it
         may use are at http://git.forkyard.internal/NAME.git in there, without a credential. Repositories of `git`
         (`GitRepo`, or `"URL#REV:PATH"`; hosted ones by name) are cloned before this returns, to /repo unless said
         otherwise. More traffic than `activity_threshold_bytes` in a quarter of the idle timeout keeps it awake.
@@ -183,6 +190,8 @@ class Sandboxes:
             checkpoint_every_s=checkpoint_every_s,
             checkpoints_kept=checkpoints_kept,
             secrets=dict(secrets or {}),
+            volumes=dict(volumes or {}),
+            cache=list(cache),
             identity=identity,
             git=list(git or ()),
             activity_threshold_bytes=activity_threshold_bytes,

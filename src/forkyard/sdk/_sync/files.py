@@ -144,7 +144,7 @@ class Files:
         """Copy a local file to the file `path`, or what is in a local directory into the directory `path`."""
         source = Path(local)
         if runtime.blocking(source.is_dir):
-            content = runtime.body(_counted(archive.pack(source), progress))
+            content = runtime.body(counted(archive.pack(source), progress))
             params = {"path": path, "user": user}
             self._transport.request("PUT", f"{self._path}/tar", params=params, content=content)
             return
@@ -152,7 +152,7 @@ class Files:
             mode = (runtime.blocking(source.stat)).st_mode & 0o777
         except OSError as exc:
             raise FileMissing(f"{source} cannot be read on this machine: {exc.strerror}.", path=str(source)) from exc
-        self.write_stream(path, _counted(archive.read_chunks(source), progress), mode=mode, user=user)
+        self.write_stream(path, counted(archive.read_chunks(source), progress), mode=mode, user=user)
 
     def download(self, path: str, local: str | os.PathLike[str], *, progress: Progress | None = None) -> None:
         """Copy the file `path` to the local file, or what is in the directory `path` into the local directory."""
@@ -170,13 +170,13 @@ class Files:
     def _download_file(self, path: str, target: Path, mode: int, progress: Progress | None) -> None:
         with archive.incoming(target, mode) as part:
             with closing(self.read_stream(path)) as chunks:
-                _spool(chunks, part, progress)
+                spool(chunks, part, progress)
 
     def _download_directory(self, path: str, target: Path, progress: Progress | None) -> None:
-        with archive.spool_beside(target) as spool:
+        with archive.spool_beside(target) as part:
             with self._transport.stream("GET", f"{self._path}/tar", params={"path": path}) as chunks:
-                _spool(chunks, spool, progress)
-            runtime.blocking(archive.unpack, spool, target)
+                spool(chunks, part, progress)
+            runtime.blocking(archive.unpack, part, target)
 
 
 class Watch:
@@ -214,7 +214,7 @@ class Watch:
 _MAX_LINKS = 40
 
 
-def _spool(chunks: Iterator[bytes], out: IO[bytes], progress: Progress | None) -> None:
+def spool(chunks: Iterator[bytes], out: IO[bytes], progress: Progress | None) -> None:
     for chunk in chunks:
         runtime.blocking(out.write, chunk)
         if progress is not None:
@@ -222,7 +222,7 @@ def _spool(chunks: Iterator[bytes], out: IO[bytes], progress: Progress | None) -
     runtime.blocking(out.flush)
 
 
-def _counted(chunks: Iterable[bytes], progress: Progress | None) -> Iterable[bytes]:
+def counted(chunks: Iterable[bytes], progress: Progress | None) -> Iterable[bytes]:
     for chunk in chunks:
         yield chunk
         if progress is not None:

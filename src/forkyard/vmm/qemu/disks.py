@@ -142,11 +142,6 @@ def make_overlay(
         os.close(fd)
 
 
-def file_size_limit(size_bytes: int) -> int:
-    """Room for qcow2's own tables; what a VM writes can never be much more than its disk."""
-    return size_bytes + size_bytes // 16 + GIB
-
-
 def seal(path: Path) -> None:
     """Blocking: from now on nobody writes this disk."""
     os.chown(path, 0, 0)

@@ -23,11 +23,12 @@ from typing import Literal, Self
 
 from forkyard.errors import ForkyardError, HostFailure, VmStartFailed
 from forkyard.models import Check, Shape
+from forkyard.models.volumes import MAX_VOLUME_MIB
 from forkyard.vmm.base import BootSource, SnapshotFiles, Start, VmRecord
 from forkyard.vmm.qemu import cmdline
 from forkyard.vmm.qemu import vm as vms
 from forkyard.vmm.qemu.cgroups import Cgroups
-from forkyard.vmm.qemu.disks import GIB, file_size_limit
+from forkyard.vmm.qemu.disks import GIB
 from forkyard.vmm.qemu.finishing import in_thread, to_the_end
 from forkyard.vmm.qemu.native import Native, ensure_native
 from forkyard.vmm.qemu.pages import why_not_live
@@ -202,6 +203,7 @@ class QemuDriver:
             # Twice: a page that a guest is the first of all to touch is charged to it in the template's file, and again as
             # its own when it writes it.
             memory_mib = 2 * shape.memory_mib + self._engine.tb_size_mib + OVERHEAD_MIB
+            largest_bytes = max(shape.disk_gib * GIB, MAX_VOLUME_MIB * MIB)
             confinement = Confinement(
                 uid=record.uid,
                 directory=record.dir,
@@ -214,7 +216,8 @@ class QemuDriver:
                 keep_fds=inherited,
                 netns=record.netns,
                 tap=(cmdline.TAP, tap_fd),
-                file_size_bytes=file_size_limit(shape.disk_gib * GIB),
+                # Room for qcow2's own tables; what a VM writes can never be much more than its disk, or a volume.
+                file_size_bytes=largest_bytes + largest_bytes // 16 + GIB,
                 env={**env, "FORKYARD_SHIM_FD": str(shim.fileno())},
             )
             sockets = cmdline.Sockets(qmp_fd=qmp.fileno(), agent_fd=agent.fileno(), tap_fd=tap_fd)

@@ -10,7 +10,6 @@ import asyncio
 import base64
 import contextlib
 import os
-import resource
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -205,17 +204,9 @@ class QemuVm:
         def make() -> None:
             for volume in volumes:
                 disks.make_overlay(volume.disk, volume.below, "qcow2", self._record, volume.size_bytes)
-            self._allow_file_size(max(volume.size_bytes for volume in volumes))
 
         await in_thread(make)
         self._volumes |= {v.slot: Top(1, v.disk, v.slot, v.size_bytes) for v in volumes}
-
-    def _allow_file_size(self, size_bytes: int) -> None:
-        """A volume may be larger than the root disk, for which the limit was set."""
-        wanted = disks.file_size_limit(size_bytes)
-        soft, _ = resource.prlimit(self.pid, resource.RLIMIT_FSIZE)
-        if soft != resource.RLIM_INFINITY and soft < wanted:
-            resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (wanted, wanted))
 
     async def seal_volume(self, slot: int, next_disk: Path) -> Path:
         async with self._capturing:

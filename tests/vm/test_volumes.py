@@ -1,0 +1,103 @@
+"""Volumes in real machines: who writes, who has a copy, and that nothing is lost on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from forkyard import Forkyard, Sandbox, Volume
+from forkyard.errors import VolumeChanged, VolumeInUse
+
+
+@pytest.fixture
+def volume(fy: Forkyard) -> Iterator[str]:
+    name = fy.volumes.create("data", size_mib=256).name
+    yield name
+    for sandbox in fy.sandboxes.list(all=True):
+        if sandbox.info.state != "deleted":
+            sandbox.delete()
+    for snapshot in fy.snapshots.list():
+        snapshot.delete()
+    fy.volumes.delete(name)
+
+
+def out(sandbox: Sandbox, command: str) -> str:
+    return sandbox.exec(command, check=True).stdout.strip()
+
+
+def test_what_one_sandbox_writes_the_next_one_finds(fy: Forkyard, volume: str) -> None:
+    with fy.sandboxes.create(volumes={"/data": volume}) as one:
+        assert out(one, "findmnt -no FSTYPE /data; ls /data") == "ext4"
+        one.exec("echo kept > /data/a; mkdir /data/d; head -c 5000000 /dev/zero > /data/d/big", check=True)
+        with pytest.raises(VolumeInUse, match=one.id):
+            fy.sandboxes.create(volumes={"/data": volume})
+        with pytest.raises(VolumeInUse, match=one.id):
+            fy.volumes.delete(volume)
+    with fy.sandboxes.create(volumes={"/mnt/other": Volume(volume, mode="ro")}) as two:
+        assert out(two, "cat /mnt/other/a; stat -c %s /mnt/other/d/big") == "kept\n5000000"
+        assert two.exec("touch /mnt/other/x").exit_code != 0
+
+
+def test_copies_are_private_forks_have_their_own_and_a_commit_makes_a_version(fy: Forkyard, volume: str) -> None:
+    fy.volumes.write(volume, "/a", "first\n")
+    cow = {"/data": Volume(volume, mode="cow")}
+    one, two = fy.sandboxes.create(volumes=cow), fy.sandboxes.create(volumes=cow)
+    one.exec("echo one >> /data/a", check=True)
+    (child,) = one.fork()
+    one.exec("echo parent >> /data/a", check=True)
+    child.exec("echo child >> /data/a", check=True)
+    assert out(one, "cat /data/a") == "first\none\nparent"
+    assert out(child, "cat /data/a") == "first\none\nchild"
+    assert out(two, "cat /data/a") == "first"
+    before = fy.volumes.get(volume).version
+    made = fy.volumes.commit(volume, child.id)
+    assert made.version == before + 1
+    assert made.source == child.id
+    with pytest.raises(VolumeChanged, match=f"version {made.version}"):
+        fy.volumes.commit(volume, two.id)
+    child.exec("echo again >> /data/a", check=True)
+    assert fy.volumes.commit(volume, child.id).version == made.version + 1, "its copy is of the newest version now"
+    assert fy.volumes.read_bytes(volume, "/a") == b"first\none\nchild\nagain\n"
+    assert fy.volumes.read_bytes(volume, "/a", version=made.version) == b"first\none\nchild\n"
+
+
+def test_a_volume_goes_with_its_sandbox_through_sleep_snapshot_rollback_and_boot(fy: Forkyard, volume: str) -> None:
+    sbx = fy.sandboxes.create(volumes={"/data": volume})
+    sbx.exec("echo 1 > /data/n; (sleep 1000 > /data/open) & echo $! > /data/pid", check=True)
+    sbx.pause(durable=True)
+    assert out(sbx, "cat /data/n; kill -0 $(cat /data/pid) && echo alive") == "1\nalive", "cold, and awake again"
+    snapshot = sbx.snapshot()
+    sbx.exec("echo 2 > /data/n", check=True)
+    copy = fy.sandboxes.create(snapshot=snapshot)
+    assert copy.info.volumes[0].mode == "cow"
+    copy.exec("echo copy > /data/n", check=True)
+    assert out(sbx, "cat /data/n") == "2"
+    sbx.rollback(snapshot)
+    assert out(sbx, "cat /data/n") == "1", "the volume is part of what is rolled back"
+    sbx.exec("echo 3 > /data/n", check=True)
+    sbx.stop()
+    sbx.start()
+    assert out(sbx, "cat /data/n; findmnt -no TARGET /data") == "3\n/data"
+    sbx.delete()
+    assert fy.volumes.read_bytes(volume, "/n") == b"3\n"
+
+
+def test_files_of_a_volume_without_a_sandbox(fy: Forkyard, volume: str, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "below").mkdir(parents=True)
+    (tree / "a.txt").write_text("a")
+    (tree / "below" / "b.bin").write_bytes(bytes(range(256)) * 100)
+    fy.volumes.upload(volume, tree, "/in")
+    assert sorted(info.path for info in fy.volumes.files(volume, "/", depth=3)) == [
+        "/in",
+        "/in/a.txt",
+        "/in/below",
+        "/in/below/b.bin",
+    ]
+    fy.volumes.download(volume, "/in", tmp_path / "back")
+    assert (tmp_path / "back" / "below" / "b.bin").read_bytes() == (tree / "below" / "b.bin").read_bytes()
+    assert fy.volumes.files(volume, "/../in/below") == fy.volumes.files(volume, "/in/below"), (
+        "nothing is above its root"
+    )
