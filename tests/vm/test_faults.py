@@ -29,20 +29,22 @@ pytestmark = pytest.mark.timeout(120)
 Verb = Callable[[Forkyard, Sandbox], None]
 #: A disk with more is folded. No other verb comes to so many.
 LAYERS = 4
-#: Writes a word to memory and to disk, and flushes the journal of the file system, so that the word can be read from the
-#: disk without mounting it.
+#: Writes a word to memory, to the disk and to the volume it has, and flushes the journals of the file systems, so that the
+#: word can be read from the disks without mounting them.
 REMEMBER = """
 import fcntl, os, sys
 open("/dev/shm/word", "w").write(sys.argv[1])
-with open("/root/word", "w") as file:
-    file.write(sys.argv[1]), file.flush(), os.fsync(file.fileno())
-root = os.open("/", os.O_RDONLY)
-fcntl.ioctl(root, 0xC0045877, 0), fcntl.ioctl(root, 0xC0045878, 0)
+for place in sys.argv[2:]:
+    with open(place + "/word", "w") as file:
+        file.write(sys.argv[1]), file.flush(), os.fsync(file.fileno())
+    root = os.open(place, os.O_RDONLY)
+    fcntl.ioctl(root, 0xC0045877, 0), fcntl.ioctl(root, 0xC0045878, 0)
 """
+VOLUME = "words"
 
 
 def remember(sandbox: Sandbox, word: str) -> None:
-    sandbox.exec(["python3", "-S", "-c", REMEMBER, word]).check()
+    sandbox.exec(["python3", "-S", "-c", REMEMBER, word, "/root", *(["/data"] if sandbox.info.volumes else [])]).check()
 
 
 # ── the verbs: what is done before, and the verb itself ──────────────────────────────────────────────────────────────
@@ -81,6 +83,10 @@ def rollback(_: Forkyard, sandbox: Sandbox) -> None:
     sandbox.rollback("now")
 
 
+def commit(fy: Forkyard, sandbox: Sandbox) -> None:
+    fy.volumes.commit(VOLUME, sandbox.id)
+
+
 def snapshot_often(_: Forkyard, sandbox: Sandbox) -> None:
     for _ in range(LAYERS + 1):
         sandbox.snapshot().delete()
@@ -104,6 +110,7 @@ VERBS: dict[str, tuple[Verb, Verb]] = {
     "resume_cold": (pause_to_disk, resume),
     "snapshot": (nothing, snapshot),
     "rollback": (snapshot_then_change, rollback),
+    "commit": (nothing, commit),
     "fold": (nothing, snapshot_often),
     "evict": (fall_asleep_large, create_another),
     "destroy": (fall_asleep_large, create_another),
@@ -213,8 +220,11 @@ def settled(fy: Forkyard, sandbox_id: str) -> Sandbox:
 def words_on_disk(daemon: Daemon, sandbox_id: str) -> set[str]:
     """What a start would find, in the disks of what is left of its machines."""
     words = set()
+    disks = []
     for journal in (daemon.root / "vms").glob(f"{sandbox_id}-*/journal.json"):
-        disk = json.loads(journal.read_text())["disk"]
+        entry = json.loads(journal.read_text())
+        disks += [(entry["disk"], "/root/word"), *((one["disk"], "/word") for one in entry["volumes"])]
+    for disk, file in disks:
         with tempfile.NamedTemporaryFile() as mount:
             node = f"driver=qcow2,node-name=d,read-only=on,file.driver=file,file.filename={disk},file.locking=off"
             export = f"type=fuse,id=e,node-name=d,mountpoint={mount.name}"
@@ -227,7 +237,7 @@ def words_on_disk(daemon: Daemon, sandbox_id: str) -> set[str]:
                     assert server.poll() is None
                     time.sleep(0.01)
                 done = subprocess.run(
-                    ["debugfs", "-R", "cat /root/word", mount.name], capture_output=True, text=True, check=True
+                    ["debugfs", "-R", f"cat {file}", mount.name], capture_output=True, text=True, check=True
                 )
                 words.add(done.stdout)
             finally:
@@ -237,10 +247,10 @@ def words_on_disk(daemon: Daemon, sandbox_id: str) -> set[str]:
 
 
 def word_of(daemon: Daemon, sandbox: Sandbox) -> str:
-    """What it knows. Memory and disk say the same, as long as there is a memory."""
+    """What it knows. Memory, disk and volume say the same, as long as there is a memory."""
     if sandbox.state in ("running", "paused"):
-        memory, disk = sandbox.exec("cat /dev/shm/word; echo; cat /root/word").stdout.split()
-        assert memory == disk, "memory and disk are of two instants"
+        memory, *disks = sandbox.exec("cat /dev/shm/word; echo; cat /root/word; echo; cat /data/word").stdout.split()
+        assert disks == [memory, memory], "memory and disks are of two instants"
         return memory
     assert sandbox.info.cause is not None
     assert sandbox.info.cause_detail, "it ended and does not say why"
@@ -265,6 +275,8 @@ def clear(daemon: Daemon, fy: Forkyard) -> None:
             sandbox.delete()
     for kept in fy.snapshots.list():
         kept.delete()
+    for volume in fy.volumes.list():
+        fy.volumes.delete(volume.name)
     assert belongings(daemon) == set(), "left behind"
 
 
@@ -272,7 +284,8 @@ def clear(daemon: Daemon, fy: Forkyard) -> None:
 def test_a_kill_at_any_step_loses_nothing_that_was_acknowledged(yard: Daemon, step: str, victim: str) -> None:
     before, verb = VERBS[verb_of(step)]
     with cleared(yard) as fy:
-        sandbox = fy.sandboxes.create(idle_timeout_s=None)
+        fy.volumes.create(VOLUME, size_mib=64)
+        sandbox = fy.sandboxes.create(idle_timeout_s=None, volumes={"/data": VOLUME})
         remember(sandbox, "kept")
         before(fy, sandbox)
         run_with_fault(yard, step, victim, sandbox, lambda: verb(fy, sandbox))
