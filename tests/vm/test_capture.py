@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import subprocess
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -331,19 +332,18 @@ def test_a_full_tmpfs_leaves_the_machine_running(yard: Yard) -> None:
         subprocess.run(["umount", small], check=True)
 
 
-@pytest.mark.parametrize("step", ["rest", "blockdev-snapshot"])
+@pytest.mark.parametrize("step", ["rest", "seal"])
 def test_a_failure_in_the_pause_leaves_the_machine_running(
     yard: Yard, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    execute = capture.Capture._execute
+    switch = capture.Sealing.switch
 
     def fail(*_: object) -> None:
         raise SnapshotFailed("out of luck")
 
-    async def refuse(self: capture.Capture, command: str, **arguments: object) -> object:
-        if command == "blockdev-snapshot":
-            arguments["node"] = "no-such-node"
-        return await execute(self, command, **arguments)
+    async def refuse(self: capture.Sealing) -> None:
+        self.below = [replace(top, number=99) for top in self.below]  # QEMU has no such node
+        await switch(self)
 
     async def run() -> None:
         async with refused_capture(yard) as vm:
@@ -351,8 +351,8 @@ def test_a_failure_in_the_pause_leaves_the_machine_running(
                 if step == "rest":
                     patched.setattr(capture.Copier, "rest", fail)
                 else:
-                    patched.setattr(capture.Capture, "_execute", refuse)
-                with pytest.raises(HostFailure, match=r"out of luck|no-such-node"):
+                    patched.setattr(capture.Sealing, "switch", refuse)
+                with pytest.raises(HostFailure, match=r"out of luck|top-99"):
                     await vm.capture(yard.target(vm), keep_running=True)
 
     asyncio.run(run())
