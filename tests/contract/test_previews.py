@@ -400,6 +400,21 @@ async def test_nothing_listens_yet_is_a_page_that_tries_again(yard: Yard, monkey
     assert (problem.status_code, problem.json()["code"]) == (502, "port_closed")
 
 
+async def test_a_server_on_the_ipv6_loopback_alone_is_told_where_to_listen(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy, "LISTEN_WAIT_S", 0.1)
+    table = """  sl  local_address                         remote_address                        st tx_queue
+   0: 00000000000000000000000001000000:0009 00000000000000000000000000000000:0000 0A 00000000
+   1: 00000000000000000000000001000000:000A 00000000000000000000000001000000:0009 01 00000000
+"""
+    for port, said in ((9, "on [::1] only"), (10, "nothing listens"), (11, "nothing listens")):
+        yard.world.guests[-1].script("/proc/net/tcp6").feed(table.encode(), None)
+        problem = await yard.get(port)
+        assert (problem.status_code, problem.json()["code"]) == (502, "port_closed")
+        assert said in problem.json()["detail"]
+
+
 async def test_a_server_that_is_just_starting_is_waited_for(yard: Yard) -> None:
     async with listening(lambda *_: asyncio.sleep(0)) as port:
         pass

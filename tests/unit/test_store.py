@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -427,3 +427,18 @@ async def test_what_is_written_is_there_after_reopening(tmp_path: Path) -> None:
     second = await Store.open(tmp_path / "forkyard.db")
     assert await second.sandbox("a") == written
     await second.close()
+
+
+async def test_who_came_in_by_a_password_may_stay_until_its_api_key_is_gone(store: Store) -> None:
+    await store.add_key("k1", "one", "h1", "fy_1")
+    await store.add_key("k2", "two", "h2", "fy_2")
+    await store.add_sandbox(new("s1"))
+    now = datetime.now(UTC)
+    for name, expires_at in (("old", now - timedelta(days=1)), ("good", now + timedelta(hours=1))):
+        await store.add_ssh_password(name, "s1", "k1", expires_at)
+    for name, opens in (("old", False), ("good", True)):
+        assert await store.ssh_password(name, "s1") is opens
+        assert await store.ssh_password(name, "s1", inside=True)
+        assert not await store.ssh_password(name, "s2", inside=True)
+    await store.remove_key("k1")
+    assert not await store.ssh_password("good", "s1", inside=True)

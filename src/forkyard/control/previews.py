@@ -21,8 +21,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from forkyard.control.ground import Ground, ended, machine
+from forkyard.control.ports import explained
 from forkyard.control.sleep import Sleep
-from forkyard.errors import GuestUnreachable, InvalidRequest, OperationTimeout, SandboxNotFound
+from forkyard.errors import (
+    GuestUnreachable,
+    InvalidRequest,
+    OperationTimeout,
+    PortClosed,
+    SandboxNotFound,
+)
 from forkyard.lifecycle import ENDED, State
 from forkyard.models.network import PreviewInfo
 from forkyard.store.records import SandboxRecord
@@ -131,6 +138,10 @@ class Previews:
             raise OperationTimeout(f"port {port} of sandbox {record.id} did not answer in {CONNECT_S:.0f} s") from None
         except SandboxNotFound:
             raise GuestUnreachable(f"the machine of sandbox {record.id} is gone; try again in a moment") from None
+
+    async def closed(self, error: PortClosed, record: SandboxRecord, port: int) -> PortClosed:
+        """The same, and what the guest knows about it."""
+        return await explained(error, self._ground.host, machine(record), port)
 
     def using(self, sandbox_id: str) -> AbstractContextManager[None]:
         return self._ground.activity.using(sandbox_id)

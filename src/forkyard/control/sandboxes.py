@@ -20,6 +20,7 @@ from forkyard.control.ground import Ground, ended, known, machine, new_id, refus
 from forkyard.control.identities import Identities
 from forkyard.control.network import Networks
 from forkyard.control.pages import cursor_after, place_of
+from forkyard.control.ports import explained
 from forkyard.control.removal import Removal
 from forkyard.control.room import MACHINE_BYTES, Room
 from forkyard.control.secrets import Secrets
@@ -34,6 +35,7 @@ from forkyard.errors import (
     InvalidRequest,
     InvalidShape,
     OperationTimeout,
+    PortClosed,
     SandboxNotFound,
     VmCrashed,
 )
@@ -317,6 +319,8 @@ class Sandboxes:
             try:
                 async with asyncio.timeout(CONNECT_DEADLINE_S):
                     return await self._ground.host.connect(incarnation, port)
+            except PortClosed as error:
+                raise await explained(error, self._ground.host, incarnation, port) from None
             except TimeoutError:
                 raise OperationTimeout(
                     f"port {port} of sandbox {sandbox_id} did not answer within {CONNECT_DEADLINE_S:.0f} s"

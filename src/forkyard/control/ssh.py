@@ -90,11 +90,12 @@ class Ssh:
 
     # ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def password_opens(self, sandbox_id: str, user: str, password: str) -> bool:
+    async def password_opens(self, sandbox_id: str, user: str, password: str, *, inside: bool = False) -> bool:
         """An API key opens every sandbox, a password the one it was made for, a token what its identity was granted:
-        those sandboxes, and in them those users."""
+        those sandboxes, and in them those users. `inside`: asked of somebody who came in by it; a password that has
+        expired meanwhile lets them stay, one whose API key was deleted does not."""
         if password.startswith(_PREFIX):
-            return await self._ground.store.ssh_password(_hash(password), sandbox_id)
+            return await self._ground.store.ssh_password(_hash(password), sandbox_id, inside=inside)
         try:
             who = await self._identities.authenticate(password)
             await self._identities.authorize_sandbox(who, sandbox_id, user)
@@ -102,7 +103,7 @@ class Ssh:
             return False
         return True
 
-    async def key_opens(self, fingerprint: str) -> bool:
+    async def key_opens(self, fingerprint: str, *, inside: bool = False) -> bool:  # noqa: ARG002
         return await self._ground.store.ssh_key(fingerprint) is not None
 
     async def key_used(self, fingerprint: str) -> None:

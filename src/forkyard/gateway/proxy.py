@@ -154,9 +154,9 @@ async def listening(previews: Previews, record: SandboxRecord, port: int) -> soc
     while True:
         try:
             return await previews.connect(record, port)
-        except PortClosed:
+        except PortClosed as error:
             if loop.time() + pause_s > until:
-                raise
+                raise await previews.closed(error, record, port) from None
         await asyncio.sleep(pause_s)
         pause_s = min(0.3, pause_s * 1.5)
 

@@ -14,10 +14,11 @@ import os
 import re
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import asyncssh
 import structlog
@@ -43,9 +44,13 @@ FREE_FAILURES = 10
 MAX_DELAY_S = 5.0
 FORGET_S = 60.0
 CLOSE_S = 2.0
+#: After a change in the database, and at most so often, it is looked whether those who are in may stay.
+RECHECK_EVERY_S = 1.0
 
 _USER = re.compile(r"([a-z][a-z0-9]{19})(?:\+([a-z_][a-z0-9_.-]{0,31}))?")
 _NOBODY = ("", "")
+_INVALID = "what this connection was opened with is not valid any more; log in again"
+_NO_LISTENING = "ports of a sandbox are not forwarded to the client (-R); forward the other way, with -L"
 #: Cheap for us, and every client has one of them.
 _KEY_EXCHANGES = ("curve25519-sha256", "curve25519-sha256@libssh.org", "ecdh-sha2-nistp256")
 _OWN = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", GUEST_ADDRESS})
@@ -81,6 +86,12 @@ class Strangers:
         return min(MAX_DELAY_S, 0.25 * max(0, count - FREE_FAILURES))
 
 
+class Credential(Protocol):
+    async def __call__(self, *, inside: bool = False) -> bool:
+        """Whether it is good. `inside`: for those who came in by it, to stay."""
+        ...
+
+
 class Visitor(asyncssh.SSHServer):
     """One connection."""
 
@@ -92,9 +103,11 @@ class Visitor(asyncssh.SSHServer):
         self._stranger = False
         self._attempts = 0
         self._sandbox_id, self._user = _NOBODY
-        self._credential: Callable[[], Awaitable[bool]] | None = None
+        self._credential: Credential | None = None
         self._fingerprint: str | None = None
         self._channels = 0
+        self._notices: list[str] = []
+        self._sessions: weakref.WeakSet[ProgramSession] = weakref.WeakSet()
 
     # ── coming and going ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -110,8 +123,10 @@ class Visitor(asyncssh.SSHServer):
         self._known_now()
         self._gateway.leave(self)
 
-    def close(self) -> None:
-        self._connection.disconnect(asyncssh.DISC_BY_APPLICATION, "the daemon stops; connect again in a moment")
+    def close(self, why: str = "the daemon stops; connect again in a moment") -> None:
+        for session in list(self._sessions):  # a client whose channels are closed does not look for a reason
+            session.part(why)
+        self._connection.disconnect(asyncssh.DISC_BY_APPLICATION, why)
 
     def abort(self) -> None:
         self._connection.abort()
@@ -141,7 +156,7 @@ class Visitor(asyncssh.SSHServer):
         self._fingerprint = key.get_fingerprint()
         return await self._judge(partial(self._control.ssh.key_opens, self._fingerprint))
 
-    async def _judge(self, credential: Callable[[], Awaitable[bool]]) -> bool:
+    async def _judge(self, credential: Credential) -> bool:
         self._attempts += 1
         if self._attempts > MAX_ATTEMPTS:
             self._connection.disconnect(asyncssh.DISC_NO_MORE_AUTH_METHODS_AVAILABLE, "too many attempts to log in")
@@ -167,13 +182,23 @@ class Visitor(asyncssh.SSHServer):
     async def _gate(self) -> None:
         """A key that was deleted opens nothing more, also to those who are in."""
         if self._credential is None or not await self._credential():
-            raise Unauthenticated("what this connection was opened with is not valid any more; log in again")
+            raise Unauthenticated(_INVALID)
+
+    async def recheck(self) -> None:
+        """Ends all that goes on if what it was opened with is gone."""
+        with contextlib.suppress(ForkyardError):
+            if self._credential is not None and not await self._credential(inside=True):
+                log.info("ssh session ended: its credential is gone", sandbox=self._sandbox_id, address=self._address)
+                self.close(_INVALID)
 
     # ── what they ask for ────────────────────────────────────────────────────────────────────────────────────────
 
     def session_requested(self) -> Any:
         self._count_channel()
-        return ProgramSession(self._control, self._sandbox_id, self._user, self._gate, self._keep)
+        notices, self._notices = self._notices[:1], []
+        session = ProgramSession(self._control, self._sandbox_id, self._user, self._gate, self._keep, notices)
+        self._sessions.add(session)
+        return session
 
     def connection_requested(self, dest_host: str, dest_port: int, orig_host: str, orig_port: int) -> Any:  # noqa: ARG002
         self._count_channel()
@@ -190,7 +215,9 @@ class Visitor(asyncssh.SSHServer):
         return self._no_listening()
 
     def _no_listening(self) -> bool:
-        self._connection.send_debug("forkyard does not forward ports of a sandbox to its client (-R)", "en", True)
+        # Clients show a debug message only if asked to; whoever opens a session is told there.
+        self._connection.send_debug(f"forkyard: {_NO_LISTENING}", "en", True)
+        self._notices.append(_NO_LISTENING)
         return False
 
     async def _port(self, host: str, port: int) -> PortSession:
@@ -262,6 +289,15 @@ class Gateway:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("ssh channel failed", exc_info=error)
 
+    async def watch(self) -> None:
+        """Runs as long as the gateway does. Nothing is revoked without a commit."""
+        while True:
+            news = self.control.ground.store.news
+            for visitor in list(self._visitors):
+                await visitor.recheck()
+            await asyncio.sleep(RECHECK_EVERY_S)
+            await news.wait()
+
     async def aclose(self) -> None:
         """Programs in guests go on; their clients connect again."""
         visitors = list(self._visitors)
@@ -302,6 +338,7 @@ async def serve(control: ControlPlane, host: str, port: int, key_file: Path) -> 
     public = key.export_public_key("openssh").decode().strip()
     shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
     control.ssh.listening = Listening(shown, listener.getsockname()[1], (public,))
+    gateway.keep(gateway.watch(), "ssh credentials")
     try:
         yield control.ssh.listening
     finally:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import re
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, Self
 
 import asyncssh
@@ -80,8 +80,18 @@ class ProgramSession(Flow, asyncssh.SSHServerSession[bytes]):
 
     _chan: asyncssh.SSHServerChannel[bytes]
 
-    def __init__(self, control: ControlPlane, sandbox_id: str, user: str, gate: Gate, keep: Keep) -> None:
+    def __init__(
+        self,
+        control: ControlPlane,
+        sandbox_id: str,
+        user: str,
+        gate: Gate,
+        keep: Keep,
+        notices: Sequence[str] = (),
+    ) -> None:
+        """`notices`: what the client shall be told first."""
         super().__init__()
+        self._notices = notices
         self._control = control
         self._sandbox_id = sandbox_id
         self._user = user
@@ -106,6 +116,8 @@ class ProgramSession(Flow, asyncssh.SSHServerSession[bytes]):
     async def _run(self) -> None:
         try:
             await self._gate()
+            for notice in self._notices:
+                await self._say(notice)
             async with self._control.following.execute(self._sandbox_id, self._spec()) as execution:
                 try:
                     self._exit(await self._attend(execution))
@@ -205,7 +217,12 @@ class ProgramSession(Flow, asyncssh.SSHServerSession[bytes]):
             self._chan.exit(BROKEN)
 
     async def _say(self, message: str) -> None:
-        await self.write(f"forkyard: {message}\r\n".encode("utf-8", "replace"), _STDERR)
+        await self.write(_said(message), _STDERR)
+
+    def part(self, why: str) -> None:
+        """Last words, before the connection is closed."""
+        with contextlib.suppress(OSError):
+            self._chan.write(_said(why), _STDERR)
 
 
 class Far(Protocol):
@@ -330,6 +347,10 @@ def _accepted_env(given: Any) -> dict[str, str]:
         for name, value in list(given.items())[:64]
         if _ENV.fullmatch(name) and len(value) <= _MAX_ENV_BYTES and "\0" not in value
     }
+
+
+def _said(message: str) -> bytes:
+    return f"forkyard: {message}\r\n".encode("utf-8", "replace")
 
 
 def _signal_name(number: int) -> str:

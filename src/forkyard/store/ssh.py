@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import sqlalchemy as sa
 
 from forkyard.store.database import Database, record_event
 from forkyard.store.records import SshKeyRecord
 from forkyard.store.tables import ssh_keys, ssh_passwords
+
+#: A session may last so long after its password has expired.
+LONGEST = timedelta(days=7)
 
 
 class SshQueries(Database):
@@ -59,21 +62,21 @@ class SshQueries(Database):
     async def add_ssh_password(
         self, password_hash: str, sandbox_id: str, api_key_id: str, expires_at: datetime
     ) -> None:
-        """Clears away those that have expired."""
+        """Clears away those that have expired long ago."""
         values = {"hash": password_hash, "sandbox_id": sandbox_id, "key_id": api_key_id, "expires_at": expires_at}
 
         def work(connection: sa.Connection) -> None:
-            connection.execute(ssh_passwords.delete().where(ssh_passwords.c.expires_at <= datetime.now(UTC)))
+            connection.execute(ssh_passwords.delete().where(ssh_passwords.c.expires_at <= datetime.now(UTC) - LONGEST))
             connection.execute(ssh_passwords.insert(), values)
 
         await self._write(work)
 
-    async def ssh_password(self, password_hash: str, sandbox_id: str) -> bool:
-        """Whether it opens this sandbox now."""
+    async def ssh_password(self, password_hash: str, sandbox_id: str, *, inside: bool = False) -> bool:
+        """Whether it opens this sandbox now. `inside`: whether those who came in by it may stay."""
         query = sa.select(ssh_passwords.c.hash).where(
             ssh_passwords.c.hash == password_hash,
             ssh_passwords.c.sandbox_id == sandbox_id,
-            ssh_passwords.c.expires_at > datetime.now(UTC),
+            ssh_passwords.c.expires_at > datetime.now(UTC) - (LONGEST if inside else timedelta()),
         )
         return await self._read(lambda connection: connection.execute(query).scalar() is not None)
 
