@@ -8,6 +8,8 @@ rebuilds the same class from the `code`.
     ├── InvalidRequest            the caller asked for something impossible
     │   ├── InvalidShape
     │   ├── InvalidSetting        of the daemon, in its environment
+    │   ├── InvalidDockerfile     its line is in the message
+    │   ├── InvalidImage          cut off, for another machine, or it reaches out of its root
     │   └── InvalidPath
     ├── Unauthenticated
     ├── Forbidden
@@ -19,6 +21,8 @@ rebuilds the same class from the `code`.
     │   ├── RevisionNotFound
     │   ├── DomainNotFound
     │   ├── BuildNotFound
+    │   ├── ImageNotFound
+    │   ├── UploadNotFound
     │   ├── ServiceNotFound
     │   ├── ContextNotFound
     │   ├── VolumeNotFound
@@ -50,7 +54,8 @@ rebuilds the same class from the `code`.
     ├── RepoFull                  the repository has used up its quota
     ├── RemoteFailed              a git host elsewhere did not do its part
     │   ├── RemoteMissing         it has no such repository
-    │   └── RemoteDenied          it wants a credential, or refuses this one
+    │   ├── RemoteDenied          it wants a credential, or refuses this one
+    │   └── RegistryUnreachable
     ├── OperationTimeout
     ├── HostFailure               this machine could not do its part
     │   ├── ImageBuildFailed
@@ -113,6 +118,18 @@ class InvalidSetting(InvalidRequest):
     code = "invalid_setting"
 
 
+class InvalidDockerfile(InvalidRequest):
+    """This Dockerfile cannot be built."""
+
+    code = "invalid_dockerfile"
+
+
+class InvalidImage(InvalidRequest):
+    """This is not an image a machine can be made of."""
+
+    code = "invalid_image"
+
+
 class InvalidPath(InvalidRequest):
     """This is not a path a guest file can have."""
 
@@ -156,6 +173,18 @@ class BuildNotFound(NotFound):
     """There is no build with this id."""
 
     code = "build_not_found"
+
+
+class ImageNotFound(NotFound):
+    """There is no such image."""
+
+    code = "image_not_found"
+
+
+class UploadNotFound(NotFound):
+    """There is no such upload; send it again."""
+
+    code = "upload_not_found"
 
 
 class ServiceNotFound(NotFound):
@@ -395,6 +424,12 @@ class RemoteDenied(RemoteFailed):
     code = "remote_denied"
     status = 422
     retryable = False
+
+
+class RegistryUnreachable(RemoteFailed):
+    """The registry cannot be reached."""
+
+    code = "registry_unreachable"
 
 
 class OperationTimeout(ForkyardError):

@@ -161,6 +161,9 @@ class Settings(_FromEnvironment):
         description="More certificate authorities (PEM) to trust on the way out, besides the system's, where the door "
         "looks into TLS: for secrets, record and replay; and for webhooks.",
     )
+    insecure_registries: str = Field(
+        "", description="Registries of images that are spoken to without TLS, separated by commas: `127.0.0.1:5000`."
+    )
     layers_budget_gib: float | None = Field(
         20.0,
         gt=0,
@@ -212,6 +215,10 @@ class Settings(_FromEnvironment):
         for server in (given or "").replace(",", " ").split():
             _server(server)
         return given
+
+    @property
+    def plain_http_registries(self) -> list[str]:
+        return self.insecure_registries.replace(",", " ").split()
 
     @property
     def api_socket(self) -> Path:

@@ -24,7 +24,7 @@ from forkyard.guest.base import ExecSpec, Exit, Lost, Output
 from forkyard.guest.fake import FakeGuest
 from forkyard.host.templates import AGENT_DIR
 from forkyard.hosts.memory import MemoryHost
-from forkyard.images import ensure_front
+from forkyard.images import ensure_program
 from forkyard.models import WatchEvent
 from forkyard.store.sql import Store
 from forkyard.vmm.base import FaultPlan
@@ -53,7 +53,7 @@ def front(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """The agent alone, or behind its front as in a guest: nobody can tell."""
     if request.param == "agent":
         return None
-    return ensure_front(AGENT_DIR / "front.c", tmp_path_factory.getbasetemp())
+    return ensure_program(AGENT_DIR / "front.c", tmp_path_factory.getbasetemp())
 
 
 class Script:

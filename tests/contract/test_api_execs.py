@@ -259,7 +259,7 @@ async def test_a_terminal_that_is_closed_detaches_and_can_be_attached_again(
         ("?exec_id=nope", "exec_not_found"),
         ("?rows=0", "invalid_request"),
         ("?rows=x", "invalid_request"),
-        ("?user=NO", "invalid_request"),
+        ("?user=a%20b", "invalid_request"),
         ("?cwd=%00", "invalid_path"),
     ],
 )

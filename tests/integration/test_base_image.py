@@ -77,7 +77,7 @@ def console(image: BaseImage, tmp_path_factory: pytest.TempPathFactory) -> str:
     agent.mkdir()
     (agent / "__main__.py").write_text(PROBE % json.dumps(QUESTIONS))
     (agent / "forkyard-agent.service").write_text(PROBE_UNIT)
-    (work / "initramfs").write_bytes(image.initramfs.read_bytes() + agent_archive(agent, b""))
+    (work / "initramfs").write_bytes(image.initramfs.read_bytes() + agent_archive(agent, {"front": b""}))
     overlay = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(image.disk)]
     subprocess.run([*overlay, str(work / "disk.qcow2"), f"{DISK_GIB}G"], check=True, timeout=60)
     subprocess.run(

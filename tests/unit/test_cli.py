@@ -53,8 +53,8 @@ def test_an_unknown_command_is_a_usage_error() -> None:
 @pytest.mark.parametrize(
     ("given", "command", "user"),
     [
-        (["ID", "--", "ls", "-l"], ("ls", "-l"), "root"),
-        (["ID", "ls", "-l"], ("ls", "-l"), "root"),
+        (["ID", "--", "ls", "-l"], ("ls", "-l"), None),
+        (["ID", "ls", "-l"], ("ls", "-l"), None),
         (["-u", "me", "ID", "ls", "-u"], ("ls", "-u"), "me"),
         (["ID", "-u", "me", "--", "ls", "--", "-u"], ("ls", "--", "-u"), "me"),
         (["ID", "--user=me", "ls"], ("ls",), "me"),
@@ -62,7 +62,7 @@ def test_an_unknown_command_is_a_usage_error() -> None:
     ],
 )
 def test_the_command_begins_at_the_dashes_or_after_the_id(
-    given: list[str], command: tuple[str, ...], user: str
+    given: list[str], command: tuple[str, ...], user: str | None
 ) -> None:
     context = exec_command.make_context("exec", list(given))
     assert (context.params["sandbox_id"], context.params["command"], context.params["user"]) == ("ID", command, user)

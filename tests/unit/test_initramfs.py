@@ -57,10 +57,10 @@ def test_a_second_archive_can_follow_the_first_at_once(first: bytes, second: byt
 def test_equal_entries_give_equal_bytes_whatever_the_clock_says(tmp_path: Path) -> None:
     (tmp_path / "__main__.py").write_text("pass\n")
     (tmp_path / "forkyard-agent.service").write_text("[Unit]\n")
-    before = agent_archive(tmp_path, b"front")
+    before = agent_archive(tmp_path, {"front": b"front"})
     (tmp_path / "__main__.py").touch()
     (tmp_path / "__main__.py").chmod(0o700)
-    assert agent_archive(tmp_path, b"front") == before
+    assert agent_archive(tmp_path, {"front": b"front"}) == before
 
 
 def test_modes_say_what_is_a_directory_and_what_can_run() -> None:
@@ -75,7 +75,7 @@ def test_the_agent_travels_with_its_packages_and_its_unit_and_nothing_else(tmp_p
     (tmp_path / "__pycache__").mkdir()
     for name in ("__main__.py", "files/watch.py", "forkyard-agent.service", "PROTOCOL.md", "__pycache__/x.pyc"):
         (tmp_path / name).write_text(name)
-    entries = unpack(agent_archive(tmp_path, b"front"))
+    entries = unpack(agent_archive(tmp_path, {"front": b"front"}))
     assert {name for name, entry in entries.items() if stat.S_ISREG(entry.mode)} == {
         "forkyard/agent/__main__.py",
         "forkyard/agent/files/watch.py",

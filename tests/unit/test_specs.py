@@ -9,10 +9,15 @@ import pytest
 from pydantic import ValidationError
 
 from forkyard import InvalidRequest, Spec
-from forkyard.builds.layers import layers_of, why_missing
+from forkyard.builds.layers import Layer, Start, why_missing
+from forkyard.builds.layers import layers_of as made_of
 from forkyard.control import units
 from forkyard.models.specs import Service, start_order
 from forkyard.models.specs import Spec as SpecModel
+
+
+def layers_of(spec: SpecModel, template: str) -> list[Layer]:
+    return made_of(spec, Start(spec.base, template), list(enumerate(spec.steps)))
 
 
 def keys(spec: Spec, template: str = "t") -> list[str]:

@@ -144,7 +144,7 @@ async def _user(connection: HTTPConnection, control: ControlPlane, need: Need, s
     if need == "body user":
         assert isinstance(connection, Request)
         body: Any = json.loads(await connection.body())
-        return str(body.get("user", "root")) if isinstance(body, dict) else "root"
+        return str(body.get("user") or "root") if isinstance(body, dict) else "root"
     return "root" if need == "root" else None
 
 

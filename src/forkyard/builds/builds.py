@@ -15,9 +15,12 @@ from pathlib import Path
 
 import structlog
 
+from forkyard.builds.bases import Bases
 from forkyard.builds.cache import LayerCache
+from forkyard.builds.drawing import Drawing, Drawn
 from forkyard.builds.journal import Journal, read
-from forkyard.builds.layers import Layer, layers_of, shape_of
+from forkyard.builds.layers import Layer, Start, layers_of
+from forkyard.builds.uploads import Uploads
 from forkyard.builds.workshop import LayerFailed, Workshop
 from forkyard.control.ground import new_id
 from forkyard.control.pages import cursor_after, place_of
@@ -32,6 +35,7 @@ from forkyard.errors import (
     SnapshotNotFound,
 )
 from forkyard.models import Page, SandboxCreate, SandboxInfo
+from forkyard.models.bases import RegistryAuth
 from forkyard.models.builds import (
     BuildCreate,
     BuildEnd,
@@ -43,28 +47,55 @@ from forkyard.models.builds import (
     LayerInfo,
     Pruned,
 )
-from forkyard.models.specs import Spec, Step
+from forkyard.models.specs import DEFAULT_BASE, Spec, Step
 from forkyard.store.builds import BuildRecord
 from forkyard.store.records import Place
 
 log = structlog.get_logger(__name__)
 
-#: What a spec can start from.
-BASES = frozenset({"debian"})
 MAX_RUNNING = 32
 BUILDS_KEPT = 200
 DEBUG_SNAPSHOTS_KEPT = 5
 _LOG_BYTES = 16 * 1024
 
+#: What is found of each layer of a stage; and that of all stages, by their numbers.
+Plan = list[LayerInfo]
+Plans = dict[int, Plan]
+
+
+class _Build:
+    """One that is under way."""
+
+    def __init__(
+        self,
+        record: BuildRecord,
+        request: BuildCreate,
+        journal: Journal,
+        stages: Sequence[Drawn],
+        plans: Plans,
+    ) -> None:
+        self.record, self.request, self.journal = record, request, journal
+        self.stages = {stage.number: stage for stage in stages}
+        self.plans = plans
+        self.snapshots: dict[int, str] = {}
+
+    def dumped(self) -> list[dict[str, object]]:
+        return [info.model_dump(mode="json") for plan in self.plans.values() for info in plan]
+
 
 class Builds:
     def __init__(self, control: ControlPlane, directory: Path, *, budget_bytes: int | None = None) -> None:
-        """`directory` holds the logs. `budget_bytes`: what layers may occupy."""
+        """`directory` holds the logs; uploads are beside it. `budget_bytes`: what layers may occupy."""
         self._control = control
         self._store = control.ground.store
         self._directory = directory
         self._cache = LayerCache(control, budget_bytes)
-        self._workshop = Workshop(control, self._cache)
+        self.uploads = Uploads(directory.with_name("uploads"))
+        self.bases = Bases(control, self.uploads)
+        self._drawing = Drawing(control, self.bases, self.uploads)
+        self._workshop = Workshop(control, self._cache, self.uploads)
+        #: Of builds under way; nowhere else.
+        self._credentials: dict[str, RegistryAuth] = {}
         self._journals: dict[str, Journal] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stopping = False
@@ -72,6 +103,7 @@ class Builds:
     async def start(self) -> None:
         """Goes on with what an earlier daemon had begun."""
         await asyncio.to_thread(self._directory.mkdir, mode=0o700, parents=True, exist_ok=True)
+        await asyncio.to_thread(self.uploads.start)
         await self._workshop.sweep()
         for record in await self._store.list_builds(states=["running"]):
             self._begin(record)
@@ -87,15 +119,20 @@ class Builds:
 
     async def plan(self, request: BuildCreate) -> BuildPlan:
         """What would come from the cache, and why the rest would not."""
-        return BuildPlan(layers=await self._cache.plan(await self._layers(request.spec), skip_cache=request.skip_cache))
+        self._drawing.check(request.spec)
+        stages = await self._drawing.draw(request.spec, request.registry)
+        return BuildPlan(layers=[info for plan in (await self._plans(stages, request)).values() for info in plan])
 
     async def create(self, request: BuildCreate, *, key_id: str = "") -> BuildInfo:
         """Returns when it has begun."""
-        _checked(request.spec)
+        self._drawing.check(request.spec)
         self._control.networks.check(request.network)
         if len(self._tasks) >= MAX_RUNNING:
             raise NoCapacity(f"{MAX_RUNNING} builds run already; wait for one of them", retry_after_s=5)
-        record = await self._store.add_build("bld-" + new_id(), key_id, request.model_dump(mode="json"), [])
+        asked = request.model_dump(mode="json", exclude={"registry"})
+        record = await self._store.add_build("bld-" + new_id(), key_id, asked, [])
+        if request.registry is not None:
+            self._credentials[record.id] = request.registry
         self._begin(record)
         return build_info(record)
 
@@ -172,7 +209,8 @@ class Builds:
         self, spec: Spec, *, identity: str | None = None, key_id: str = "", begun: Callable[[str], None] | None = None
     ) -> str:
         """The snapshot of a spec, from the cache or built now; `begun` is told the id of the build then."""
-        last = (await self._layers(spec))[-1]
+        self._drawing.check(spec)
+        last = (await self._drawing.draw(spec))[-1].layers[-1]
         if not last.skip_cache and (found := await self._cache.find(last.key)) is not None:
             return found.snapshot_id
         build = await self.create(BuildCreate(spec=spec, identity=identity), key_id=key_id)
@@ -188,7 +226,9 @@ class Builds:
         """Do steps in a sandbox that runs. Nothing is kept of it but, if one fails, a build that tells why."""
         request = BuildCreate(spec=Spec(steps=list(steps)))
         try:
-            await self._workshop.do(sandbox_id, layers_of(request.spec, "")[0])
+            await self._workshop.do(
+                sandbox_id, layers_of(request.spec, Start(DEFAULT_BASE, ""), list(enumerate(steps)))[0]
+            )
         except LayerFailed as error:
             failure = _failure(error)
             record = await self._store.add_build("bld-" + new_id(), key_id, request.model_dump(mode="json"), [])
@@ -202,7 +242,12 @@ class Builds:
         journal = self._journals[record.id] = Journal(self._log(record.id))
         task = asyncio.create_task(self._run(record, journal), name=f"build {record.id}")
         self._tasks[record.id] = task
-        task.add_done_callback(lambda _: (self._tasks.pop(record.id, None), self._journals.pop(record.id, None)))
+        task.add_done_callback(lambda _: self._ended(record.id))
+
+    def _ended(self, build_id: str) -> None:
+        self._tasks.pop(build_id, None)
+        self._journals.pop(build_id, None)
+        self._credentials.pop(build_id, None)
 
     async def _run(self, record: BuildRecord, journal: Journal) -> None:
         try:
@@ -231,30 +276,52 @@ class Builds:
 
     async def _build(self, record: BuildRecord, journal: Journal) -> str:
         request = BuildCreate.model_validate(record.request)
-        layers = await self._layers(request.spec)
-        with self._cache.pinned(layers):
-            plan = await self._cache.plan(layers, skip_cache=request.skip_cache)
-            await self._store.change_build(record.id, layers=_dumped(plan))
-            snapshot_id = request.spec.base if is_snapshot(request.spec.base) else None
-            for layer in layers:
-                begun, info = time.monotonic(), plan[layer.index]
-                if info.cached and info.snapshot_id is None:  # a later one is there
-                    continue
-                force = request.skip_cache or layer.skip_cache
-                snapshot_id = await self._workshop.layer(
-                    layer, snapshot_id, request, record.key_id, journal, force=force
-                )
-                took_ms = None if info.cached else (time.monotonic() - begun) * 1000
-                plan[layer.index] = info.model_copy(update={"snapshot_id": snapshot_id, "duration_ms": took_ms})
-                await self._store.change_build(record.id, layers=_dumped(plan))
+        stages = await self._drawing.draw(request.spec, self._credentials.get(record.id))
+        with self._cache.pinned([layer for stage in stages for layer in stage.layers]):
+            under_way = _Build(record, request, journal, stages, await self._plans(stages, request))
+            await self._store.change_build(record.id, layers=under_way.dumped())
+            return await self._stage(under_way, stages[-1].number)
+
+    async def _plans(self, stages: Sequence[Drawn], request: BuildCreate) -> Plans:
+        """What each stage finds in the cache."""
+        return {stage.number: await self._cache.plan(stage.layers, skip_cache=request.skip_cache) for stage in stages}
+
+    async def _stage(self, build: _Build, number: int) -> str:
+        """The snapshot of its last layer; what it needs of other stages is built on the way."""
+        if number in build.snapshots:
+            return build.snapshots[number]
+        stage, plan = build.stages[number], build.plans[number]
+        snapshot_id = stage.snapshot_id
+        if stage.parent is not None and not plan[0].cached:
+            snapshot_id = await self._stage(build, stage.parent)
+        for place, layer in enumerate(stage.layers):
+            info = plan[place]
+            if info.cached and info.snapshot_id is None:  # a later one is there
+                continue
+            sources = {} if info.cached else {other: await self._stage(build, other) for other in layer.sources}
+            snapshot_id = await self._layer(build, layer, place, plan, snapshot_id, sources)
         assert snapshot_id is not None
+        build.snapshots[number] = snapshot_id
         return snapshot_id
 
-    async def _layers(self, spec: Spec) -> Sequence[Layer]:
-        _checked(spec)
-        if is_snapshot(spec.base):
-            return layers_of(spec, (await self._control.snapshots.get(spec.base)).id)
-        return layers_of(spec, await self._control.host.prepare(shape_of(spec)))
+    async def _layer(
+        self,
+        build: _Build,
+        layer: Layer,
+        place: int,
+        plan: Plan,
+        parent: str | None,
+        sources: dict[int, str],
+    ) -> str:
+        begun, info, request = time.monotonic(), plan[place], build.request
+        force = request.skip_cache or layer.skip_cache
+        snapshot_id = await self._workshop.layer(
+            layer, parent, sources, request, build.record.key_id, build.journal, force=force
+        )
+        took_ms = None if info.cached else (time.monotonic() - begun) * 1000
+        plan[place] = info.model_copy(update={"snapshot_id": snapshot_id, "duration_ms": took_ms})
+        await self._store.change_build(build.record.id, layers=build.dumped())
+        return snapshot_id
 
     async def _record(self, build_id: str) -> BuildRecord:
         record = await self._store.build(build_id)
@@ -286,18 +353,6 @@ class Builds:
             await self._control.removal.drop_snapshot(snapshot_id)
 
 
-def _checked(spec: Spec) -> None:
-    if spec.base not in BASES and not is_snapshot(spec.base):
-        raise InvalidRequest(
-            f"there is no base {spec.base!r}; there is {', '.join(sorted(BASES))}, and the id of any snapshot",
-            field="body.spec.base",
-        )
-
-
-def is_snapshot(base: str) -> bool:
-    return base.startswith("sc-")
-
-
 def _failure(error: LayerFailed) -> BuildFailure:
     failed = error.failed
     return BuildFailure(
@@ -316,10 +371,6 @@ def _failed(build_id: str, failure: BuildFailure) -> BuildFailed:
     return BuildFailed(
         f"build {build_id} failed: {failure.message}", build_id=build_id, **failure.model_dump(exclude={"message"})
     )
-
-
-def _dumped(plan: list[LayerInfo]) -> list[dict[str, object]]:
-    return [info.model_dump(mode="json") for info in plan]
 
 
 def build_info(record: BuildRecord) -> BuildInfo:

@@ -43,15 +43,15 @@ class LayerCache:
         return await self._control.ground.store.layer(key, use=True)
 
     async def plan(self, layers: Sequence[Layer], *, skip_cache: bool = False) -> list[LayerInfo]:
-        """What a build of these would find."""
+        """What a build of these, which rest on each other, would find."""
         store = self._control.ground.store
         found = [await store.layer(layer.key) for layer in layers]
         kept = [(record.parent_key, record.inputs) for record in await store.list_layers()]
         forced = [skip_cache or layer.skip_cache for layer in layers]
         newest = max((i for i, record in enumerate(found) if record is not None and not forced[i]), default=-1)
         plan: list[LayerInfo] = []
-        for layer, record, force in zip(layers, found, forced, strict=True):
-            cached = layer.index <= newest
+        for place, (layer, record, force) in enumerate(zip(layers, found, forced, strict=True)):
+            cached = place <= newest
             if force:
                 reason = "skip_cache"
             elif record is not None and cached:
@@ -59,7 +59,7 @@ class LayerCache:
             elif cached:
                 reason = "not needed: a later layer is in the cache"
             else:
-                reason = why_missing(layer, kept, parent_cached=layer.index - 1 <= newest)
+                reason = why_missing(layer, kept, parent_cached=place - 1 <= newest)
             plan.append(
                 LayerInfo(
                     index=layer.index,

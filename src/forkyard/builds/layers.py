@@ -12,7 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from forkyard.builds.dockerfile.instructions import CopyStep
 from forkyard.models import Shape
+from forkyard.models.bases import ImageConfig
 from forkyard.models.specs import Spec, Step
 
 #: A new number builds everything anew: how steps are done has changed.
@@ -40,9 +42,29 @@ class Context:
     workdir: str | None = None
     user: str = "root"
 
+    @classmethod
+    def of(cls, config: ImageConfig) -> Context:
+        """Of a stage of a Dockerfile. The variables of its image are in the machine already."""
+        return cls((), config.workdir, config.user)
+
     def after(self, step: Step) -> Context:
         env = self.env if step.env is None else tuple({**dict(self.env), **step.env}.items())
-        return Context(env, step.workdir or self.workdir, step.user or self.user)
+        workdir, user = step.workdir or self.workdir, step.user or self.user
+        if step.config is not None:
+            workdir, user = step.config.workdir or workdir, step.config.user or user
+        return Context(env, workdir, user)
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the first layer begins with."""
+
+    base: str  # as it was named
+    template: str  # the key of the machine that has booted
+    image: str | None = None  # its image; None: the base image
+    parent: Layer | None = None  # a layer of another stage, instead
+    context: Context = Context()
+    index: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,6 +77,13 @@ class Layer:
     context: Context  # before its first step
     shape: Shape
     skip_cache: bool
+    image: str | None = None
+
+    @property
+    def sources(self) -> set[int]:
+        """Stages it copies from."""
+        copies = [step.add for _, step in self.steps if isinstance(step.add, CopyStep)]
+        return {copy.stage for copy in copies if copy.stage is not None}
 
     def env_after(self) -> dict[str, str]:
         context = self.context
@@ -67,41 +96,44 @@ def shape_of(spec: Spec) -> Shape:
     return Shape(**spec.size.model_dump())
 
 
-def layers_of(spec: Spec, template: str) -> list[Layer]:
-    """At least one. `template`: the key of what the first one starts from."""
+def layers_of(spec: Spec, start: Start, steps: Sequence[tuple[int, Step]]) -> list[Layer]:
+    """At least one."""
     found: list[Layer] = []
-    context, skip = Context(), spec.skip_cache
-    for steps, salt, skips in _parts(spec):
+    context, skip = start.context, spec.skip_cache
+    before = start.parent
+    for part, salt, skips in _parts(steps):
         skip = skip or skips
-        parent = found[-1].key if found else None
+        parent = found[-1] if found else before
         inputs = [
-            Input("base", digest([spec.base, template]), f"{spec.base} ({template[:12]})"),
+            Input("base", digest([start.base, start.template]), f"{start.base} ({start.template[:12]})"),
             Input("size", digest(spec.size.model_dump()), _size(spec)),
             Input("discriminator", digest([spec.discriminator, salt]), f"{spec.discriminator} {salt}".strip()),
-            *(Input(f"step {number}", digest([step.kind, step.canonical()]), shown(step)) for number, step in steps),
+            *(Input(f"step {number}", digest([step.kind, step.canonical()]), shown(step)) for number, step in part),
         ]
-        key = digest([FORMAT, parent, [(one.name.split()[0], one.digest) for one in inputs]])
+        parent_key = None if parent is None else parent.key
+        key = digest([FORMAT, parent_key, [(one.name.split()[0], one.digest) for one in inputs]])
+        index = start.index + len(found)
         found.append(
-            Layer(len(found), key, parent, tuple(inputs), tuple(steps), context, shape_of(spec), skip_cache=skip)
+            Layer(index, key, parent_key, tuple(inputs), tuple(part), context, shape_of(spec), skip, start.image)
         )
-        for _, step in steps:
+        for _, step in part:
             context = context.after(step)
     return found
 
 
-def _parts(spec: Spec) -> Iterable[tuple[list[tuple[int, Step]], str, bool]]:
+def _parts(steps: Sequence[tuple[int, Step]]) -> Iterable[tuple[list[tuple[int, Step]], str, bool]]:
     """Steps of each layer, its discriminator, and whether the cache is to be left alone. None is empty, but for that of
     an empty spec."""
-    steps: list[tuple[int, Step]] = []
+    part: list[tuple[int, Step]] = []
     any_yet = False
-    for number, step in enumerate(spec.steps):
+    for number, step in steps:
         if step.layer is None:
-            steps.append((number, step))
-        elif steps:
-            yield steps, step.layer.discriminator, step.layer.skip_cache
-            steps, any_yet = [], True
-    if steps or not any_yet:
-        yield steps, "", False
+            part.append((number, step))
+        elif part:
+            yield part, step.layer.discriminator, step.layer.skip_cache
+            part, any_yet = [], True
+    if part or not any_yet:
+        yield part, "", False
 
 
 def _size(spec: Spec) -> str:
@@ -119,8 +151,14 @@ def shown(step: Step) -> str:
         text = f"{step.git.url} {step.git.rev or ''}"
     elif step.service is not None:
         text = f"{step.service.name}: {step.service.exec}"
-    elif (command := step.run or step.wait_for) is not None:
-        text = command.command
+    elif step.run is not None:
+        text = step.run.shown()
+    elif step.wait_for is not None:
+        text = step.wait_for.command
+    elif step.add is not None:
+        text = f"{' '.join(step.add.sources)} to {step.add.to}"
+    elif step.config is not None:
+        text = " ".join(step.config.model_fields_set)
     elif step.install is not None:
         text = step.install.lockfile
     else:

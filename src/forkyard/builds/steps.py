@@ -11,6 +11,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
+from forkyard.builds import copies, machine_image
+from forkyard.builds.copies import Materials
 from forkyard.builds.layers import Context, Layer, shown
 from forkyard.control import services
 from forkyard.control.commands import run
@@ -59,7 +61,7 @@ class Telling:
         self.step = on_step
 
 
-async def do_steps(guest: Guest, layer: Layer, tell: Telling, clone: Clone) -> None:
+async def do_steps(guest: Guest, layer: Layer, tell: Telling, clone: Clone, materials: Materials) -> None:
     context = layer.context
     number, waiting = 0, list(layer.steps)
     while waiting:
@@ -71,7 +73,7 @@ async def do_steps(guest: Guest, layer: Layer, tell: Telling, clone: Clone) -> N
         began = time.monotonic()
         tell.step(number, shown(step), None)
         try:
-            await _Doing(guest, context, tell, clone, number, step).do(together)
+            await _Doing(guest, context, tell, clone, number, step, materials).do(together)
         except ServiceNotReady as error:
             unit = UnitState.model_validate(error.details["unit"])
             raise StepFailed(number, shown(step), error.message, unit.exit_code, unit.log) from error
@@ -88,6 +90,7 @@ class _Doing:
     clone: Clone
     number: int
     step: Step
+    materials: Materials
 
     async def do(self, together: list[Step]) -> None:
         step, context = self.step, self.context
@@ -102,14 +105,17 @@ class _Doing:
         elif step.git is not None:
             await self.clone(step.git.model_copy(update={"user": step.git.user or context.user}))
         elif step.run is not None:
-            await self._run(step.run.command, user=step.run.user, cwd=step.run.cwd, timeout_s=step.run.timeout_s)
+            one = step.run
+            await self._run(one.command, user=one.user, cwd=one.cwd, timeout_s=one.timeout_s, env=one.env)
+        elif step.add is not None:
+            await copies.add(self.guest, step.add, self.context.workdir, self.materials)
+        elif step.config is not None:
+            await machine_image.configure(self.guest, step.config)
         elif step.install is not None:
             await self._install(step.install)
         elif step.workdir is not None:
-            path, owner = shlex.quote(step.workdir), shlex.quote(context.user)
-            await self._run(
-                f"[ -d {path} ] || install -d -o {owner} -- {path}", user="root", cwd="/", timeout_s=SETUP_S
-            )
+            if not await self.guest.exists(step.workdir):
+                await self.guest.mkdir(step.workdir, user=context.user)
         elif step.user is not None:
             name = shlex.quote(step.user)
             command = f"id -u -- {name} >/dev/null 2>&1 || useradd -m -s /bin/bash -- {name}"
@@ -131,7 +137,7 @@ class _Doing:
 
     async def _run(
         self,
-        command: str,
+        command: str | list[str],
         *,
         user: str | None = None,
         cwd: str | None = None,

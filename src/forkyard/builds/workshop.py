@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 import structlog
 
 from forkyard.builds.cache import LayerCache
+from forkyard.builds.copies import Materials
 from forkyard.builds.journal import Journal
 from forkyard.builds.layers import Layer
 from forkyard.builds.steps import StepFailed, Telling, do_steps
+from forkyard.builds.uploads import Uploads
 from forkyard.control import services
 from forkyard.control.ground import new_id
 from forkyard.control.plane import ControlPlane
@@ -24,6 +27,7 @@ from forkyard.errors import ForkyardError, SnapshotNotFound
 from forkyard.guest.base import Guest, Stream
 from forkyard.models import SandboxCreate
 from forkyard.models.builds import BuildCreate
+from forkyard.models.network import EgressPolicy, NetworkPolicy
 from forkyard.models.specs import GitRepo
 
 log = structlog.get_logger(__name__)
@@ -54,10 +58,26 @@ class _Flight:
             journal.phase(phase, layer, text, step=step, ms=ms)
 
 
+#: The id of a sandbox with the files of a stage.
+SourceOf = Callable[[int], Awaitable[str]]
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A layer that is wanted, and what it is made with."""
+
+    layer: Layer
+    parent: str | None
+    sources: Mapping[int, str]
+    request: BuildCreate
+    key_id: str
+
+
 class Workshop:
-    def __init__(self, control: ControlPlane, cache: LayerCache) -> None:
+    def __init__(self, control: ControlPlane, cache: LayerCache, uploads: Uploads) -> None:
         self._control = control
         self._cache = cache
+        self._uploads = uploads
         self._flights: dict[tuple[str, bool], _Flight] = {}
         self._tasks: set[asyncio.Task[str]] = set()
 
@@ -71,14 +91,24 @@ class Workshop:
         await self._remove(None)
 
     async def layer(
-        self, layer: Layer, parent: str | None, request: BuildCreate, key_id: str, journal: Journal, *, force: bool
+        self,
+        layer: Layer,
+        parent: str | None,
+        sources: Mapping[int, str],
+        request: BuildCreate,
+        key_id: str,
+        journal: Journal,
+        *,
+        force: bool,
     ) -> str:
-        """The snapshot of this layer, from the cache or made now on that of its `parent`."""
+        """The snapshot of this layer, from the cache or made now on that of its `parent`. `sources`: snapshots of the
+        stages that it copies from."""
         slot = (layer.key, force)
         flight = self._flights.get(slot)
         if flight is None:
             flight = self._flights[slot] = _Flight()
-            work = self._find_or_make(layer, parent, request, key_id, flight, force=force)
+            made = _Made(layer, parent, sources, request, key_id)
+            work = self._find_or_make(made, flight, force=force)
             task = flight.task = asyncio.create_task(work, name=f"layer {layer.key[:12]}")
             self._tasks.add(task)
             task.add_done_callback(lambda task: self._landed(slot, task))
@@ -99,25 +129,22 @@ class Workshop:
         if not task.cancelled():
             task.exception()
 
-    async def _find_or_make(
-        self, layer: Layer, parent: str | None, request: BuildCreate, key_id: str, flight: _Flight, *, force: bool
-    ) -> str:
+    async def _find_or_make(self, made: _Made, flight: _Flight, *, force: bool) -> str:
+        layer = made.layer
         if not force and (found := await self._cache.find(layer.key)) is not None:
             flight.phase("cached", layer.index, f"layer {layer.index} is in the cache")
             return found.snapshot_id
-        if layer.parent_key is not None and parent is None:
+        if layer.parent_key is not None and made.parent is None:
             raise SnapshotNotFound("a layer that this build rests on was deleted meanwhile; build again")
         mark = new_id()
         flight.phase("layer", layer.index, f"layer {layer.index}: {len(layer.steps)} steps")
         try:
-            return await self._make(layer, parent, request, key_id, flight, mark)
+            return await self._make(made, flight, mark)
         finally:
             await asyncio.shield(self._remove(mark))
 
-    async def _make(
-        self, layer: Layer, parent: str | None, request: BuildCreate, key_id: str, flight: _Flight, mark: str
-    ) -> str:
-        control, began = self._control, time.monotonic()
+    async def _make(self, made: _Made, flight: _Flight, mark: str) -> str:
+        control, layer, began = self._control, made.layer, time.monotonic()
         wanted = SandboxCreate(
             name=f"layer {layer.key[:12]}",
             labels={LABEL: mark},
@@ -125,16 +152,29 @@ class Workshop:
             idle_timeout_s=None,
             ttl_s=MACHINE_TTL_S,
             persistence="ephemeral",
-            network=request.network,
-            identity=request.identity,
-            **({"snapshot": parent} if parent is not None else layer.shape.model_dump()),
+            network=made.request.network,
+            identity=made.request.identity,
+            **({"snapshot": made.parent} if made.parent is not None else layer.shape.model_dump()),
         )
-        sandbox = await control.sandboxes.create(wanted, api_key_id=key_id)
+        image = layer.image if made.parent is None else None
+        sandbox = await control.sandboxes.create(wanted, api_key_id=made.key_id, image=image)
 
         def on_step(number: int, text: str, ms: float | None) -> None:
             flight.phase("step" if ms is None else "done", layer.index, text, number, ms)
 
-        await self.do(sandbox.id, layer, Telling(flight.output, on_step))
+        async def source(stage: int) -> str:
+            snapshot = SandboxCreate(
+                name=f"source of layer {layer.key[:12]}",
+                labels={LABEL: mark},
+                snapshot=made.sources[stage],
+                persistence="ephemeral",
+                idle_timeout_s=None,
+                ttl_s=MACHINE_TTL_S,
+                network=NetworkPolicy(egress=EgressPolicy(preset="none")),
+            )
+            return (await control.sandboxes.create(snapshot, api_key_id=made.key_id)).id
+
+        await self.do(sandbox.id, layer, Telling(flight.output, on_step), source)
         flight.phase("snapshot", layer.index, "saving the machine as it runs")
         snapshot = await control.snapshots.create(sandbox.id)
         await self._cache.keep(layer, snapshot)
@@ -142,8 +182,10 @@ class Workshop:
         flight.phase("done", layer.index, f"layer {layer.index} is snapshot {snapshot.id}", ms=ms)
         return snapshot.id
 
-    async def do(self, sandbox_id: str, layer: Layer, tell: Telling | None = None) -> None:
-        """The steps of a layer, in a sandbox that runs."""
+    async def do(
+        self, sandbox_id: str, layer: Layer, tell: Telling | None = None, source: SourceOf | None = None
+    ) -> None:
+        """The steps of a layer, in a sandbox that runs. `source`: another, with the files of a stage."""
         tell = tell or Telling(lambda *_: None, lambda *_: None)
         control = self._control
 
@@ -152,9 +194,15 @@ class Workshop:
             async with control.sandboxes.clones(record, [repo]) as put:
                 await put(guest)
 
-        async with control.sandboxes.use(sandbox_id) as guest:
+        async with contextlib.AsyncExitStack() as stack:
+
+            async def stage(number: int) -> Guest:
+                assert source is not None
+                return await stack.enter_async_context(control.sandboxes.use(await source(number)))
+
+            guest = await stack.enter_async_context(control.sandboxes.use(sandbox_id))
             try:
-                await do_steps(guest, layer, tell, clone)
+                await do_steps(guest, layer, tell, clone, Materials(self._uploads.find, stage))
             except StepFailed as failed:
                 raise LayerFailed(layer.index, failed, await self._debug(sandbox_id, guest, failed)) from failed
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from forkyard.cli import show
-from forkyard.cli.app import App, Verb, pass_app
+from forkyard.cli.app import App, Verb, pairs, pass_app
 
 if TYPE_CHECKING:
     from forkyard import Build, BuildInfo, Forkyard, LayerInfo, Spec
@@ -17,26 +19,56 @@ DEFAULT_FILE = "forkyard.yaml"
 
 
 @click.command("build", cls=Verb)
-@click.option("--file", "-f", "spec_file", metavar="FILE", default=DEFAULT_FILE, show_default=True, help="The spec.")
+@click.argument("context", required=False, type=click.Path(exists=True, file_okay=False))
+@click.option("--file", "-f", "spec_file", metavar="FILE", help=f"The spec. Default: {DEFAULT_FILE}.")
+@click.option("--dockerfile", metavar="FILE", help="Build a Dockerfile instead; COPY finds files in CONTEXT.")
+@click.option("--build-arg", "args", multiple=True, callback=pairs, metavar="NAME=VALUE", help="Of the Dockerfile.")
+@click.option("--target", help="Stage of the Dockerfile. Default: the last.")
+@click.option("--image", metavar="IMAGE", help="Start from this image: registry/name:tag, an archive, a layout.")
 @click.option(
     "--explain", is_flag=True, help="Build nothing; say which layers are in the cache, and why others are not."
 )
 @click.option("--skip-cache", is_flag=True, help="Build all layers even if they are there.")
 @click.option("--identity", help="Whose hosted repositories the build may clone.")
+@click.option("--registry-user", metavar="USER", help="For images of a private registry; the password is on stdin.")
 @pass_app
-def build_command(app: App, spec_file: str, explain: bool, skip_cache: bool, identity: str | None) -> None:
+def build_command(
+    app: App,
+    context: str | None,
+    spec_file: str | None,
+    dockerfile: str | None,
+    args: dict[str, str],
+    target: str | None,
+    image: str | None,
+    explain: bool,
+    skip_cache: bool,
+    identity: str | None,
+    registry_user: str | None,
+) -> None:
     """Build a spec in layers and print the snapshot that sandboxes are made from.
+
+    Or a Dockerfile: `build --dockerfile Dockerfile .`
 
     What it does is shown as it happens. Ctrl-C leaves it running: `builds logs -f` shows it again.
     """
     from forkyard import Spec
 
-    spec = Spec.load(spec_file)
+    if sum(option is not None for option in (spec_file, dockerfile, image)) > 1:
+        raise click.UsageError("give one of --file, --dockerfile and --image")
+    if dockerfile is not None:
+        spec = Spec().dockerfile(Path(dockerfile), context, args=args, target=target)
+    elif image is not None:
+        spec = Spec().from_image(image)
+    else:
+        spec = Spec.load(spec_file or DEFAULT_FILE)
+    registry = None
+    if registry_user is not None:
+        registry = (registry_user, sys.stdin.read().rstrip("\n"))
     with app.client() as client:
         if explain:
             _plan(app, client.builds.explain(spec, skip_cache=skip_cache))
             return
-        build = client.builds.create(spec, skip_cache=skip_cache, identity=identity)
+        build = client.builds.create(spec, skip_cache=skip_cache, identity=identity, registry=registry)
         info = _followed(app, build)
     if app.json:
         app.print_json(info)

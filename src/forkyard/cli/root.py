@@ -49,6 +49,7 @@ COMMANDS = {
     "ps": "execs",
     "contexts": "code",
     "services": "services",
+    "images": "images",
     "doctor": "daemon",
     "bench": "daemon",
     "domains": "domains",

@@ -13,6 +13,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
@@ -100,11 +101,17 @@ class Sandboxes:
     # ── create ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def create(
-        self, request: SandboxCreate, *, api_key_id: str = "", idempotency_key: str | None = None
+        self,
+        request: SandboxCreate,
+        *,
+        api_key_id: str = "",
+        idempotency_key: str | None = None,
+        image: str | None = None,
     ) -> SandboxInfo:
-        """With an `idempotency_key`, a retry, also a concurrent one, gets the sandbox of the first call."""
+        """With an `idempotency_key`, a retry, also a concurrent one, gets the sandbox of the first call. `image`: what it
+        boots from instead of the base image, for builds."""
         if idempotency_key is None:
-            return await outcome(self._begin(request, api_key_id, None))
+            return await outcome(self._begin(request, api_key_id, None, image))
         claim = IdempotencyClaim(api_key_id, idempotency_key, self._request_hash(request))
         slot = (api_key_id, idempotency_key)
         under_way = self._claims.get(slot)
@@ -122,15 +129,20 @@ class Sandboxes:
         return await outcome(task)
 
     def _begin(
-        self, request: SandboxCreate, api_key_id: str, claim: IdempotencyClaim | None
+        self, request: SandboxCreate, api_key_id: str, claim: IdempotencyClaim | None, image: str | None = None
     ) -> asyncio.Task[SandboxInfo]:
         sandbox_id = new_id()
         return self._ground.turns.begin(
-            sandbox_id, "create", partial(self._create, sandbox_id, request, api_key_id, claim)
+            sandbox_id, "create", partial(self._create, sandbox_id, request, api_key_id, claim, image)
         )
 
     async def _create(
-        self, sandbox_id: str, request: SandboxCreate, api_key_id: str, claim: IdempotencyClaim | None
+        self,
+        sandbox_id: str,
+        request: SandboxCreate,
+        api_key_id: str,
+        claim: IdempotencyClaim | None,
+        image: str | None,
     ) -> SandboxInfo:
         new = await self._wanted(sandbox_id, request, api_key_id)
         record = await self._admitted(new, claim)
@@ -140,7 +152,7 @@ class Sandboxes:
             await self._room.on_disk(MACHINE_BYTES, "a new sandbox")
             spec = await self._ground.spec_of(record, snapshot_id=record.snapshot_id)
             async with self.clones(record, request.git) as put_clones:
-                created = await self._make_machine(machine(record), spec)
+                created = await self._make_machine(machine(record), replace(spec, image=image))
                 await self._ground.prepare(record, machine(record))
                 await put_clones(self._ground.host.guest(machine(record)))
         except Exception as raised:

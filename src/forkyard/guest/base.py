@@ -30,10 +30,10 @@ class Identity:
 
 @dataclass(frozen=True)
 class ExecSpec:
-    command: str | list[str]  # str: bash -c; list: argv
+    command: str | list[str]  # str: bash -c, or sh; list: argv
     cwd: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
-    user: str = "root"
+    user: str | None = "root"  # None: whom the image names, else root
     timeout_s: float | None = None
     stdin: bool = False  # keep stdin open for write_stdin
     pty: bool = False
@@ -156,7 +156,12 @@ class Guest(Protocol):
         ...
 
     def download_tar(self, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]: ...
-    async def upload_tar(self, path: str, chunks: AsyncIterable[bytes], *, user: str | None = None) -> None: ...
+    async def upload_tar(
+        self, path: str, chunks: AsyncIterable[bytes], *, user: str | None = None, owners: bool = False
+    ) -> None:
+        """Files belong to `user`. With `owners`, to the ids in the archive; and directories that are there stay as they
+        are."""
+        ...
 
     async def connections(self) -> dict[str, int]:
         """TCP connections that lead outside: a name for `disconnect`, and the port here."""

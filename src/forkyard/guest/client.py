@@ -294,8 +294,10 @@ class AgentGuest:
         async with self._stream("tar_read", path=_path(path)) as (stream, _):
             yield _bytes(stream)
 
-    async def upload_tar(self, path: str, chunks: AsyncIterable[bytes], *, user: str | None = None) -> None:
-        await self._upload("tar_write", chunks, path=_path(path), user=user)
+    async def upload_tar(
+        self, path: str, chunks: AsyncIterable[bytes], *, user: str | None = None, owners: bool = False
+    ) -> None:
+        await self._upload("tar_write", chunks, path=_path(path), user=user, owners=owners)
 
 
 def _checked(parse: Callable[[Given], Made], given: Given) -> Made:

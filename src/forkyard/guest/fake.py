@@ -134,7 +134,7 @@ class _Exec:
         elif name == "env":
             await self.write("stdout", f"{self._env.get(arguments[0], '')}\n".encode())
         elif name == "pwd":
-            await self.write("stdout", f"{self.spec.cwd or _HOMES[self.spec.user]}\n".encode())
+            await self.write("stdout", f"{self.spec.cwd or _HOMES[self.spec.user or 'root']}\n".encode())
         elif name == "hostname":
             await self.write("stdout", f"{self._hostname}\n".encode())
         else:
@@ -146,8 +146,8 @@ class _Exec:
         return ExecInfo(
             id=self.id,
             command=self.spec.command,
-            cwd=self.spec.cwd or _HOMES[self.spec.user],
-            user=self.spec.user,
+            cwd=self.spec.cwd or _HOMES[self.spec.user or "root"],
+            user=self.spec.user or "root",
             pty=self.spec.pty,
             label=self.spec.label,
             trace_id=self.spec.trace_id,
@@ -270,7 +270,7 @@ class FakeGuest:
         self.check()
         if not spec.command:
             raise InvalidRequest("A command must not be empty.")
-        if spec.user not in _HOMES:
+        if (spec.user or "root") not in _HOMES:
             raise CommandNotFound(f"there is no user {spec.user!r}")
         if spec.cwd is not None and not self._is_directory(self._path(spec.cwd)):
             raise CommandNotFound(f"working directory {spec.cwd}: No such file or directory")
@@ -502,7 +502,14 @@ class FakeGuest:
                 archive.addfile(member, io.BytesIO(node.data))
         yield _pieces(buffer.getvalue())
 
-    async def upload_tar(self, path: str, chunks: AsyncIterable[bytes], *, user: str | None = None) -> None:
+    async def upload_tar(
+        self,
+        path: str,
+        chunks: AsyncIterable[bytes],
+        *,
+        user: str | None = None,
+        owners: bool = False,  # noqa: ARG002
+    ) -> None:
         full = self._path(path, user)
         data = io.BytesIO(b"".join([bytes(chunk) async for chunk in chunks]))
         try:

@@ -66,6 +66,37 @@ def _changed_at(file: str) -> int:
 _users = _Cached("/etc/passwd", "/etc/group")
 _names = _Cached("/etc/passwd", "/etc/group", check_every_s=1)  # asked twice for every file of a listing
 _environment = _Cached("/etc/environment")
+_IMAGE = "/opt/forkyard/image.json"
+_image = _Cached(_IMAGE)
+
+
+class Image:
+    """What the image of this machine says of itself: for commands that do not say else."""
+
+    __slots__ = ("env", "user", "workdir")
+
+    def __init__(self, user: str, workdir: str | None, env: dict[str, str]) -> None:
+        self.user = user
+        self.workdir = workdir
+        self.env = env
+
+
+def image() -> Image:
+    return _image.get("", _read_image)
+
+
+def _read_image() -> Image:
+    import json
+
+    try:
+        with open(_IMAGE, encoding="utf-8") as file:
+            found = json.loads(file.read(1 << 20))
+        user, workdir, env = str(found.get("user") or "root"), found.get("workdir"), found.get("env") or {}
+        if workdir is not None and not (isinstance(workdir, str) and os.path.isdir(workdir)):
+            workdir = None
+        return Image(user, workdir, {str(name): str(value) for name, value in env.items()})
+    except (OSError, ValueError, AttributeError):
+        return Image("root", None, {})
 
 
 def find(name: str) -> Account:
@@ -75,12 +106,42 @@ def find(name: str) -> Account:
 def _find(name: str) -> Account:
     import pwd
 
+    user, _, group = name.partition(":")
     try:
-        entry = pwd.getpwnam(name)
+        entry = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
+    except (KeyError, ValueError, OverflowError):
+        if user.isdecimal():  # images name users that no table has
+            uid = _number(user)
+            gid = _gid(group) if group else uid
+            return Account(user, uid, gid, "/", "/bin/sh", [gid])
+        if user == "root":  # an image need not have a table at all
+            return Account("root", 0, 0, "/root" if os.path.isdir("/root") else "/", "/bin/sh", [0])
+        raise Failure("command_not_found", f"there is no user {user!r}") from None
+    if group:
+        gid = _gid(group)
+        groups = [gid]
+    else:
+        gid = entry.pw_gid
+        groups = os.getgrouplist(entry.pw_name, gid)
+    return Account(entry.pw_name, entry.pw_uid, gid, entry.pw_dir or "/", entry.pw_shell or "/bin/sh", groups)
+
+
+def _gid(group: str) -> int:
+    import grp
+
+    if group.isdecimal():
+        return _number(group)
+    try:
+        return grp.getgrnam(group).gr_gid
     except (KeyError, ValueError):
-        raise Failure("command_not_found", f"there is no user {name!r}") from None
-    groups = os.getgrouplist(name, entry.pw_gid)
-    return Account(name, entry.pw_uid, entry.pw_gid, entry.pw_dir or "/", entry.pw_shell or "/bin/sh", groups)
+        raise Failure("command_not_found", f"there is no group {group!r}") from None
+
+
+def _number(text: str) -> int:
+    number = int(text)
+    if number >= 2**32 - 1:
+        raise Failure("command_not_found", f"{text} is no user or group")
+    return number
 
 
 def user_name(uid: int) -> str:
@@ -110,6 +171,7 @@ def environment(account: Account) -> dict[str, str]:
         "USER": account.name,
         "LOGNAME": account.name,
         "SHELL": account.shell,
+        **image().env,
     }
 
 

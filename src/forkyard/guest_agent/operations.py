@@ -93,18 +93,18 @@ class Operations:
     def _exec_spec(self, args: Arguments) -> ExecSpec:
         spec = ExecSpec()
         spec.command = command(args)
-        spec.account = accounts.find(optional_text(args, "user") or "root")
+        image = accounts.image()
+        spec.account = accounts.find(optional_text(args, "user") or image.user)
         spec.pty = flag(args, "pty")
         spec.env = accounts.environment(spec.account)
         if spec.pty:
             spec.env["TERM"] = "xterm-256color"
         spec.env |= self._identity.env | texts(args, "env")
         cwd = optional_text(args, "cwd")
-        spec.cwd = spec.account.home if cwd is None else full_path(cwd, spec.account.name)
-        shell = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
+        spec.cwd = image.workdir or spec.account.home if cwd is None else full_path(cwd, spec.account.name)
         if isinstance(spec.command, str):
-            spec.argv = [shell, "-c", spec.command]
             spec.plain = plain_words(spec.command, spec.env)
+            spec.argv = _shell_argv(spec.command, spec.plain)
         else:
             spec.argv = spec.command
             spec.plain = None
@@ -248,8 +248,19 @@ class Operations:
 
     def op_tar_write(self, stream: Stream, args: Arguments) -> Result:
         user = optional_text(args, "user")
-        stream.task = TarWriteTask(stream, self._loop, full_path(text(args, "path"), user), user)
+        stream.task = TarWriteTask(stream, self._loop, full_path(text(args, "path"), user), user, flag(args, "owners"))
         return None
+
+
+def _shell_argv(command: str, plain: list[str] | None) -> list[str]:
+    for shell in ("/bin/bash", "/bin/sh"):
+        if os.path.exists(shell):
+            return [shell, "-c", command]
+    if plain is None:
+        raise Failure(
+            "command_not_found", "there is no shell in this machine; give the command as a program and its arguments"
+        )
+    return plain
 
 
 class _Lines(Task):

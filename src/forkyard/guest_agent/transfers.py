@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from . import accounts, files, frames
+from . import accounts, files, frames, runtime
 from .failures import Failure, from_os_error, from_program
 from .loop import IN, Loop
 from .pipes import Feeder, Inlet
@@ -15,6 +15,10 @@ from .session import Task
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .session import Stream
+
+
+#: What is there stays as it is, but for files that are in the archive too.
+_AS_GIVEN = ["--same-owner", "--numeric-owner", "--no-overwrite-dir", "--keep-directory-symlink"]
 
 
 class ReadTask(Task):
@@ -158,7 +162,7 @@ class TarReadTask(Task):
         self._watched = False
         self._status: tuple[int, str] | None = None
         self._drained = False
-        argv = ["tar", "--create", "--file=-", "--directory", directory, "--", name]
+        argv = [*runtime.program("tar"), "--create", "--file=-", "--directory", directory, "--", name]
         try:
             self._program = Program(loop, argv, self._exited, stdout=theirs)
         except BaseException:
@@ -214,7 +218,7 @@ class TarWriteTask(Feeder):
     """GNU tar extracts: it strips leading `/`, refuses `..`, and creates symlinks that lead out of the archive last, so
     that no member can be written through one. Run as the user, it cannot do what the user cannot."""
 
-    def __init__(self, stream: Stream, loop: Loop, path: str, user: str | None) -> None:
+    def __init__(self, stream: Stream, loop: Loop, path: str, user: str | None, owners: bool) -> None:
         super().__init__(stream)
         account = accounts.find(user or "root")
         try:
@@ -224,7 +228,8 @@ class TarWriteTask(Feeder):
         theirs, ours = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(ours, False)
         self._inlet = Inlet(loop, ours)
-        argv = ["tar", "--extract", "--file=-", "--no-same-owner", "--directory", path]
+        argv = [*runtime.program("tar"), "--extract", "--file=-", "--directory", path]
+        argv += _AS_GIVEN if owners else ["--no-same-owner"]
         try:
             self._program = Program(loop, argv, self._exited, account=account, stdin=theirs)
         except BaseException:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import structlog
 
 from forkyard.guest.base import ExecSpec, Exit, Guest, Output
@@ -11,10 +13,12 @@ log = structlog.get_logger(__name__)
 MOST_BYTES = 65536
 
 
-async def run(guest: Guest, command: str, timeout_s: float = 120.0) -> str:
+async def run(guest: Guest, command: str | Sequence[str], timeout_s: float = 120.0) -> str:
     """What it prints is the guest's word, and bounded. Its failure is not ours."""
     out = bytearray()
-    async with guest.execute(ExecSpec(command, timeout_s=timeout_s)) as execution:
+    async with guest.execute(
+        ExecSpec(command if isinstance(command, str) else list(command), cwd="/", timeout_s=timeout_s)
+    ) as execution:
         async for item in execution:
             if isinstance(item, Output) and len(out) < MOST_BYTES:
                 out += item.data

@@ -21,10 +21,10 @@ from pathlib import Path
 
 import structlog
 
-from forkyard.errors import ForkyardError, HostFailure, InternalError, SandboxNotFound
+from forkyard.errors import ForkyardError, HostFailure, ImageNotFound, InternalError, SandboxNotFound
 from forkyard.faults import reached
 from forkyard.guest.base import Connector, Guest, Identity
-from forkyard.host.cache import Cache
+from forkyard.host.cache import Cache, used_now
 from forkyard.host.chains import Chains
 from forkyard.host.checks import can_make_slots, free_space
 from forkyard.host.doorway import Doorway, NewDoor
@@ -49,13 +49,16 @@ from forkyard.hosts.base import (
     SnapshotMade,
     VolumeVersion,
 )
-from forkyard.images import BaseImage
+from forkyard.images import BaseImage, ForeignImages
+from forkyard.images.base import load
+from forkyard.images.build import PATH
 from forkyard.models import Check, SandboxLogs, Shape
+from forkyard.models.bases import ImageConfig, ImageInfo
 from forkyard.models.network import EgressRecord
 from forkyard.net.base import Network, Traffic
 from forkyard.net.slots import Slots
 from forkyard.settings import Settings
-from forkyard.storage.disks import Disks, seal
+from forkyard.storage.disks import Disks, chain, seal
 from forkyard.storage.snapshots import Snapshots
 from forkyard.storage.volumes import Volumes
 from forkyard.vmm.base import Driver, VmExit, VmUsage
@@ -64,6 +67,8 @@ log = structlog.get_logger(__name__)
 
 CONSOLE_TAIL_BYTES = 64 * 1024
 POWER_OFF_S = 20.0
+#: In images of others that have no systemd.
+POWER_OFF = "/opt/forkyard/agent/init poweroff"
 ADOPT_S = 5.0
 
 
@@ -95,6 +100,7 @@ class LocalHost:
         self._chains = Chains(self._disks, settings.disk_layers)
         self._layers = Layers(self._snapshots, settings.ram_dir, settings.snapshot_cache_mib << 20)
         self._image = image
+        self._foreign = ForeignImages(settings.cache_dir, image, settings.plain_http_registries)
         self._cache = Cache(settings.cache_dir, settings.state_dir, settings.scope, settings.cache_days)
         self._machines: dict[Incarnation, Machine] = {}
         #: Machines without a process: asleep on disk, shut down, or dead.
@@ -190,18 +196,42 @@ class LocalHost:
         self._machines.clear()
         await self._slots.stop()
 
-    async def prepare(self, shape: Shape) -> str:
-        template = await self.templates.ensure(shape, log_progress)
-        self._pool.start(shape)
+    def base_config(self) -> ImageConfig:
+        return ImageConfig(env={"PATH": PATH})
+
+    async def find_image(self, name: str) -> ImageInfo | None:
+        return await self._foreign.find(name)
+
+    async def images(self) -> list[ImageInfo]:
+        return await self._foreign.all()
+
+    async def import_image(
+        self, name: str, *, archive: Path | None = None, credentials: tuple[str, str] | None = None
+    ) -> ImageInfo:
+        return await self._foreign.import_(name, log_progress, archive=archive, credentials=credentials)
+
+    async def prepare(self, shape: Shape, image: str | None = None) -> str:
+        template = await self.templates.ensure(shape, log_progress, self._imported(image))
+        if image is None:
+            self._pool.start(shape)
         return template.key
+
+    def _imported(self, image: str | None) -> BaseImage | None:
+        if image is None:
+            return None
+        found = self._foreign.image(image)
+        if found is None:
+            raise ImageNotFound(f"there is no image {image}, or no more; import it again")
+        used_now(found.dir)
+        return found
 
     # ── create, fork, destroy ────────────────────────────────────────────────────────────────────────────────────
 
     async def create(self, incarnation: Incarnation, spec: CreateSpec) -> Created:
         if spec.snapshot_id is not None:
             return await self._restored(incarnation, spec)
-        template = await self.templates.ensure(spec.shape, log_progress)
-        parked = self._pool.take(spec.shape)
+        template = await self.templates.ensure(spec.shape, log_progress, self._imported(spec.image))
+        parked = self._pool.take(spec.shape) if spec.image is None else None
         if parked is not None:
             with contextlib.suppress(ForkyardError):  # it did not survive the wait: make one as if there were no pool
                 volumes = self._volumes.wanted(spec.volumes)
@@ -333,7 +363,7 @@ class LocalHost:
         else:
             if machine.entry.phase is Phase.PAUSED:
                 await self.resume(incarnation, incarnation, Network())
-            await machine.shut_down("systemctl poweroff", POWER_OFF_S)
+            await machine.shut_down(f"systemctl poweroff || {POWER_OFF}", POWER_OFF.split(), POWER_OFF_S)
             await self._driver.reclaim(self._journal.record(machine.entry))
             await self._foundry.release(machine.entry)
             entry = machine.entry
@@ -357,7 +387,7 @@ class LocalHost:
         self._volumes.seal(entry)
         disk = self._disks.new_path()
         await self._disks.make_overlay(disk, entry.disk, spec.shape.disk_gib)
-        source = await self.templates.boot_source()
+        source = await self.templates.boot_source(await asyncio.to_thread(_image_below, entry.disk))
         ram = await self.templates.ram_of(f"{ZEROS}{spec.shape.memory_mib}", spec.shape)
         volumes = self._volumes.same(entry.volumes, entry.volumes, new=True)
         machine = await self._foundry.boot(successor, spec.shape, source, disk, ram, spec.env, spec.network, volumes)
@@ -521,6 +551,11 @@ class LocalHost:
                 [*self._journal.disks(), *self._snapshots.disks(), *self._stored_volumes.disks()]
             )
         )
+
+
+def _image_below(disk: Path) -> BaseImage | None:
+    """The image that a disk rests on, at the bottom of all overlays."""
+    return load(chain(disk)[-1].parent)
 
 
 async def _adopt(guest: Guest, identity: Identity) -> None:

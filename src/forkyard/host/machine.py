@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import structlog
 
-from forkyard.errors import ForkyardError, GuestUnreachable
+from forkyard.errors import CommandNotFound, ForkyardError, GuestUnreachable
 from forkyard.guest.base import Connector, ExecSpec, Guest
 from forkyard.host.doorway import Doorway
 from forkyard.host.journal import Entry
@@ -111,12 +111,15 @@ class Machine:
         await self._let_go()
         await self.vm.kill()
 
-    async def shut_down(self, command: str, timeout_s: float) -> None:
-        """Ask the guest to end; whatever it does, it has ended when this returns."""
+    async def shut_down(self, command: str, alone: list[str], timeout_s: float) -> None:
+        """Ask the guest to end; whatever it does, it has ended when this returns. `alone`: where there is no shell."""
         self._watchers[0].cancel()
         with contextlib.suppress(ForkyardError, TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self.guest.start(ExecSpec(command))
+                try:
+                    await self.guest.start(ExecSpec(command))
+                except CommandNotFound:
+                    await self.guest.start(ExecSpec(alone))
                 await self.vm.wait()
         await self.kill()
 

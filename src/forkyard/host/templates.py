@@ -21,13 +21,13 @@ from pathlib import Path
 
 import structlog
 
-from forkyard.errors import ForkyardError, SnapshotCorrupt, TemplateBuildFailed
+from forkyard.errors import CommandNotFound, ForkyardError, SnapshotCorrupt, TemplateBuildFailed
 from forkyard.guest.base import Connector, Guest
 from forkyard.host import errand
 from forkyard.host.cache import used_now
 from forkyard.host.foundry import Foundry
 from forkyard.host.journal import Journal
-from forkyard.images import BaseImage, Progress, agent_archive, ensure_front
+from forkyard.images import BaseImage, Progress, agent_archive, ensure_program
 from forkyard.models import Milestone, Shape
 from forkyard.storage.durable import sync
 from forkyard.vmm.base import BootSource, Driver, SnapshotFiles, Vm
@@ -66,6 +66,38 @@ NETWORK_UP_S = 120.0
 NETWORK_STATE = "ls /sys/class/net; cat /proc/net/route; dmesg | grep -i -e virtio -e eth0 | tail -n 5"
 
 
+#: The interpreter that was brought into an image of others, and what it does there: wait for the network card, grow the
+#: file system to the size of its disk, write everything out.
+FOREIGN_PYTHON = (
+    "/opt/forkyard/runtime/lib/ld-linux-x86-64.so.2",
+    "--library-path",
+    "/opt/forkyard/runtime/lib",
+    "/opt/forkyard/runtime/bin/python3.11",
+    "-Ic",
+)
+FOREIGN_SETTLE = """
+import fcntl, os, struct, time
+for _ in range(100):
+    with open("/proc/net/route") as routes:
+        if any(line.startswith("eth0") and line.split()[3] == "0003" for line in routes):
+            print("network up")
+            break
+    time.sleep(0.1)
+root, disk = os.open("/", os.O_RDONLY), os.open("/dev/vda", os.O_RDONLY)
+blocks = os.lseek(disk, 0, os.SEEK_END) // os.statvfs("/").f_bsize
+fcntl.ioctl(root, 0x40086610, struct.pack("Q", blocks))  # EXT4_IOC_RESIZE_FS
+os.sync()
+"""
+FOREIGN_WARM_UP = (
+    *("true", "sh -c 'ls / | cat'", "bash -lc true"),
+    *("python3 -c 'import json, subprocess, asyncio'", "node -e 0", "git --version"),
+    "true",
+)
+
+#: A shape, and the key of an image that is not the base image.
+Kind = tuple[Shape, str | None]
+
+
 @dataclass(frozen=True)
 class Template:
     key: str
@@ -83,6 +115,7 @@ def tree_hash(directory: Path) -> str:
 
 def template_key(image_key: str, agent_hash: str, driver_fingerprint: str, shape: Shape) -> str:
     parts = [str(RECIPE), image_key, agent_hash, driver_fingerprint, shape.model_dump_json(), *WARM_UP]
+    parts += [FOREIGN_SETTLE, *FOREIGN_WARM_UP]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
 
@@ -107,18 +140,19 @@ class Templates:
         self._foundry = foundry
         self._image = image
         self._boot_timeout_s = boot_timeout_s
-        self._ready: dict[Shape, Template] = {}
-        self._locks: dict[Shape, asyncio.Lock] = {}
+        self._ready: dict[Kind, Template] = {}
+        self._locks: dict[Kind, asyncio.Lock] = {}
         self._loading: dict[str, asyncio.Lock] = {}
 
-    async def ensure(self, shape: Shape, progress: Progress) -> Template:
+    async def ensure(self, shape: Shape, progress: Progress, image: BaseImage | None = None) -> Template:
         """The template of this shape; built if this is its first use on this machine."""
-        if shape in self._ready:
-            return self._ready[shape]
-        async with self._locks.setdefault(shape, asyncio.Lock()):
-            if shape not in self._ready:
-                self._ready[shape] = await self._load(await self.build(shape, progress))
-            return self._ready[shape]
+        kind = (shape, None if image is None else image.key)
+        if kind in self._ready:
+            return self._ready[kind]
+        async with self._locks.setdefault(kind, asyncio.Lock()):
+            if kind not in self._ready:
+                self._ready[kind] = await self._load(await self.build(shape, progress, image))
+            return self._ready[kind]
 
     def loaded(self) -> list[Path]:
         return [self._dir / template.key for template in self._ready.values()]
@@ -129,9 +163,9 @@ class Templates:
             return [Milestone(**m) for m in manifest["milestones"]]
         return []
 
-    async def build(self, shape: Shape, progress: Progress) -> str:
+    async def build(self, shape: Shape, progress: Progress, image: BaseImage | None = None) -> str:
         """Make sure that the template of this shape is in the cache; returns its key."""
-        image = self._image
+        image = image or self._image
         agent_hash = await asyncio.to_thread(tree_hash, AGENT_DIR)
         key = template_key(image.key, agent_hash, self._driver.fingerprint, shape)
         final = self._dir / key
@@ -157,18 +191,23 @@ class Templates:
         files = SnapshotFiles(ram, directory / "device-state", directory / "disk.qcow2")
         return Template(key, files, self.milestones(key))
 
-    async def boot_source(self) -> BootSource:
-        """What any machine boots with: the image's kernel, and an initramfs that brings the agent."""
+    async def boot_source(self, image: BaseImage | None = None) -> BootSource:
+        """What a machine boots with: the kernel of its image, whose drivers are on its disk, and an initramfs that brings
+        the agent."""
+        image = image or self._image
         agent_hash = await asyncio.to_thread(tree_hash, AGENT_DIR)
-        initramfs = self._dir / f"initramfs-{self._image.key}-{agent_hash[:12]}"
+        initramfs = self._dir / f"initramfs-{image.key}-{agent_hash[:12]}"
         if not initramfs.exists():
-            front = await asyncio.to_thread(ensure_front, AGENT_DIR / "front.c", self._dir.parent)
-            archive = await asyncio.to_thread(agent_archive, AGENT_DIR, front.read_bytes())
+            programs = {}
+            for name in ("front", "init"):
+                program = await asyncio.to_thread(ensure_program, AGENT_DIR / f"{name}.c", self._dir.parent)
+                programs[name] = program.read_bytes()
+            archive = await asyncio.to_thread(agent_archive, AGENT_DIR, programs)
             partial = initramfs.with_name(f".{initramfs.name}.{os.getpid()}")
-            partial.write_bytes(self._image.initramfs.read_bytes() + archive)
+            partial.write_bytes(image.initramfs.read_bytes() + archive)
             partial.chmod(0o444)
             partial.rename(initramfs)
-        return BootSource(self._image.kernel, initramfs, self._image.disk)
+        return BootSource(image.kernel, initramfs, image.disk)
 
     async def ram_of(self, base: str, shape: Shape) -> Path:
         """The RAM that a snapshot's pages differ from, on tmpfs."""
@@ -221,11 +260,11 @@ class Templates:
         try:
             self._journal.forget(entry)
             await self._foundry.begin(entry)
-            vm = await self._driver.boot(record, await self.boot_source(), ram)
+            vm = await self._driver.boot(record, await self.boot_source(image), ram)
             guest: Guest | None = None
             try:
                 async with asyncio.timeout(self._boot_timeout_s):
-                    guest, milestones = await self._settle(vm, started, progress)
+                    guest, milestones = await self._settle(vm, started, progress, foreign=image is not self._image)
                 progress("template: saving", 0.95)
                 # Saved while we are connected: a restored agent waits for its host instead of finding it gone.
                 await vm.stop()
@@ -265,8 +304,10 @@ class Templates:
             ram.unlink(missing_ok=True)
             shutil.rmtree(scratch, ignore_errors=True)
 
-    async def _settle(self, vm: Vm, started: float, progress: Progress) -> tuple[Guest, list[Milestone]]:
-        """Wait until systemd and the agent are done, then use the usual tools once."""
+    async def _settle(
+        self, vm: Vm, started: float, progress: Progress, *, foreign: bool
+    ) -> tuple[Guest, list[Milestone]]:
+        """Wait until the machine and the agent are done, then use the usual tools once."""
         milestones: dict[str, Milestone] = {}
 
         def note(name: str) -> None:
@@ -285,28 +326,46 @@ class Templates:
                 raise TemplateBuildFailed(f"the machine ended while it booted: {ended.result().detail}")
             guest = await guest_task
             note("agent")
-            state = await errand.run(guest, "systemctl is-system-running --wait")
-            if state != "running":
-                failed = await errand.run(guest, "systemctl --failed --no-legend --plain")
-                raise TemplateBuildFailed(f"systemd reports {state!r}: {failed}")
-            note("systemd-running")
-            if await errand.run(guest, NETWORK_UP, NETWORK_UP_S) != "yes":
-                found = await errand.run(guest, NETWORK_STATE)
-                raise TemplateBuildFailed(f"its network card did not come up in {NETWORK_UP_S:.0f} s:\n{found}")
-            note("network")
-            progress("template: warming up", 0.7)
-            await errand.run(guest, "resize2fs /dev/vda")
-            for command in WARM_UP:
-                await errand.run(guest, command)
-            # Keys that every sandbox of this template has identify none of them; a boot makes new ones.
-            await errand.run(guest, "rm -f /etc/ssh/ssh_host_*_key*")
-            await errand.run(guest, "journalctl --sync; sync")
+            await (_use_foreign(guest, note) if foreign else _use(guest, note, progress))
             # What a kernel puts off (freeing, flushing, timers) would else be done by every sandbox again when it wakes up.
             await asyncio.sleep(SETTLE_S)
             return guest, sorted(milestones.values(), key=lambda m: m.at_ms)
         finally:
             for task in (watcher, ended, guest_task):
                 task.cancel()
+
+
+async def _use(guest: Guest, note: Callable[[str], None], progress: Progress) -> None:
+    """Of our own image we know what is in it, and that all of it works."""
+    state = await errand.run(guest, "systemctl is-system-running --wait")
+    if state != "running":
+        failed = await errand.run(guest, "systemctl --failed --no-legend --plain")
+        raise TemplateBuildFailed(f"systemd reports {state!r}: {failed}")
+    note("systemd-running")
+    if await errand.run(guest, NETWORK_UP, NETWORK_UP_S) != "yes":
+        found = await errand.run(guest, NETWORK_STATE)
+        raise TemplateBuildFailed(f"its network card did not come up in {NETWORK_UP_S:.0f} s:\n{found}")
+    note("network")
+    progress("template: warming up", 0.7)
+    await errand.run(guest, "resize2fs /dev/vda")
+    for command in WARM_UP:
+        await errand.run(guest, command)
+    # Keys that every sandbox of this template has identify none of them; a boot makes new ones.
+    await errand.run(guest, "rm -f /etc/ssh/ssh_host_*_key*")
+    await errand.run(guest, "journalctl --sync; sync")
+
+
+async def _use_foreign(guest: Guest, note: Callable[[str], None]) -> None:
+    """An image of others may lack everything, and its services may fail as they like."""
+    if await guest.exists("/opt/forkyard/system"):
+        note(f"systemd-{await errand.run(guest, ['systemctl', 'is-system-running', '--wait'])}"[:40])
+    said = await errand.run(guest, [*FOREIGN_PYTHON, FOREIGN_SETTLE])
+    if "network up" not in said:
+        raise TemplateBuildFailed(f"its network card did not come up: {said[-500:]}")
+    note("network")
+    for command in FOREIGN_WARM_UP:
+        with contextlib.suppress(CommandNotFound):
+            await errand.run(guest, command)
 
 
 async def _watch_console(console: Path, note: Callable[[str], None]) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from forkyard.errors import ForkyardError
 from forkyard.guest.base import Guest
 from forkyard.models import Check, Milestone, SandboxLogs, Shape
+from forkyard.models.bases import ImageConfig, ImageInfo
 from forkyard.models.network import EgressRecord
 from forkyard.models.volumes import VolumeMode
 from forkyard.net.base import Network, Traffic
@@ -83,6 +85,7 @@ class CreateSpec:
     network: Network = field(default_factory=Network)
     #: Those that a snapshot was made with are in it; here they have the mode that they are to have now.
     volumes: tuple[Mount, ...] = ()
+    image: str | None = None  # id of an imported image, instead of the base image
 
 
 @dataclass(frozen=True)
@@ -237,6 +240,23 @@ class Host(Protocol):
         """Machines that end by themselves, as it happens. One consumer."""
         ...
 
-    async def prepare(self, shape: Shape) -> str:
+    async def prepare(self, shape: Shape, image: str | None = None) -> str:
         """Make sure that the template of this shape exists; returns its key."""
+        ...
+
+    def base_config(self) -> ImageConfig:
+        """What the base image says of itself."""
+        ...
+
+    async def find_image(self, name: str) -> ImageInfo | None:
+        """By its id, or by what it was imported from."""
+        ...
+
+    async def images(self) -> list[ImageInfo]: ...
+
+    async def import_image(
+        self, name: str, *, archive: Path | None = None, credentials: tuple[str, str] | None = None
+    ) -> ImageInfo:
+        """Out of a registry, or out of a local archive. `InvalidImage` if no machine can be made of it,
+        `RegistryUnreachable`. What was imported before under this name is replaced, or is the same."""
         ...

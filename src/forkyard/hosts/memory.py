@@ -10,26 +10,30 @@ Owns: machines that are nothing but a guest object, and snapshots of them. They 
 It is strict: a verb that the state of a machine does not allow is an error, so a control plane that mixes up its turns
 is found out. Steps that a `FaultPlan` can name are the verbs of the seam: start, create, destroy, fork, pause, cool,
 resume, power_off, boot, set_network, connect, snapshot, rollback, delete_snapshot, make_volume,
-commit_volume, delete_volume, stored_bytes, logs, usage, checks,
-prepare; and `child.N`, the child number N (from 0) of a fork. `pause.done`, `resume.done`, `boot.done`, `rollback.done`,
-`snapshot.done` and `create.done` come when it is done and not told yet. `host.holds[step] = event` lets every caller wait at
-that step.
+commit_volume, delete_volume, stored_bytes, logs, usage, checks, prepare, import_image;
+and `child.N`, the child number N (from 0) of a fork. `pause.done`, `resume.done`, `boot.done`, `rollback.done`,
+`snapshot.done` and `create.done` come when it is done and not told yet. `host.holds[step] = event` lets every caller wait
+at that step.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from forkyard.errors import (
     ForkyardError,
     HostFailure,
     PortClosed,
+    RegistryUnreachable,
     SandboxNotFound,
     SnapshotCorrupt,
     SnapshotNotFound,
@@ -50,6 +54,7 @@ from forkyard.hosts.base import (
     VolumeVersion,
 )
 from forkyard.models import Check, Milestone, SandboxLogs, Shape
+from forkyard.models.bases import ImageConfig, ImageInfo
 from forkyard.models.network import EgressRecord
 from forkyard.net.base import Network, Traffic
 from forkyard.vmm.base import ExitKind, FaultPlan, VmExit, VmUsage
@@ -109,6 +114,10 @@ class MemoryWorld:
     snapshots: dict[str, MemorySnapshot] = field(default_factory=dict)
     volumes: dict[str, list[VolumeVersion]] = field(default_factory=dict)
     rebooted: bool = False
+    images: list[ImageInfo] = field(default_factory=list)
+    #: What registries have, by name.
+    registry: dict[str, ImageConfig] = field(default_factory=dict)
+    credentials: list[tuple[str, str]] = field(default_factory=list)
 
     def reboot(self) -> None:
         """The host is restarted: of every machine that was not saved only the disk is left."""
@@ -402,9 +411,38 @@ class MemoryHost:
         while True:
             yield await self._ended.get()
 
-    async def prepare(self, shape: Shape) -> str:
+    async def prepare(self, shape: Shape, image: str | None = None) -> str:
         await self._step("prepare")
-        return _template(shape)
+        return _template(shape) + (f"-{image}" if image else "")
+
+    def base_config(self) -> ImageConfig:
+        return ImageConfig(env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"})
+
+    async def find_image(self, name: str) -> ImageInfo | None:
+        return next((one for one in self.world.images if name == one.id or name in one.names), None)
+
+    async def images(self) -> list[ImageInfo]:
+        return list(self.world.images)
+
+    async def import_image(
+        self, name: str, *, archive: Path | None = None, credentials: tuple[str, str] | None = None
+    ) -> ImageInfo:
+        """Its content is its name: whatever is known of images is in `world.registry`."""
+        await self._step("import_image")
+        if archive is None and name != "scratch" and name not in self.world.registry:
+            raise RegistryUnreachable(f"no registry has {name}")
+        if credentials is not None:
+            self.world.credentials.append(credentials)
+        made = ImageInfo(
+            id=f"img-{hashlib.sha256(name.encode()).hexdigest()[:16]}",
+            names=[name],
+            config=self.world.registry.get(name, ImageConfig()),
+            systemd=False,
+            size_bytes=0,
+            created_at=datetime.now(UTC),
+        )
+        self.world.images = [*(one for one in self.world.images if one.id != made.id), made]
+        return made
 
     def end(self, incarnation: Incarnation, kind: ExitKind, detail: str) -> None:
         """The machine ends by itself."""

@@ -69,22 +69,22 @@ async def ensure_base_image(cache_dir: Path, progress: Progress, *, builder: Bui
     key = await asyncio.to_thread(lambda: base_image_key(_embedded_files(), read_ca_certificates()))
     images = cache_dir / "images"
     target = images / key
-    if image := await asyncio.to_thread(_load, target):
+    if image := await asyncio.to_thread(load, target):
         return image
     try:
         await asyncio.to_thread(images.mkdir, parents=True, exist_ok=True)
-        async with _locked(_lock_file(target), progress):
-            if image := await asyncio.to_thread(_load, target):
+        async with locked(target, progress):
+            if image := await asyncio.to_thread(load, target):
                 return image
-            await _build_into(target, progress, builder)
+            await build_into(target, progress, builder)
     except OSError as error:
         raise ImageBuildFailed(f"Building the base image in {images} failed: {error}") from error
-    image = await asyncio.to_thread(_load, target)
+    image = await asyncio.to_thread(load, target)
     assert image is not None
     return image
 
 
-async def _build_into(target: Path, progress: Progress, builder: Builder) -> None:
+async def build_into(target: Path, progress: Progress, builder: Builder) -> None:
     await asyncio.to_thread(_remove_dead_builds, target)
     work = _work_dir(target)
     await asyncio.to_thread(work.mkdir)
@@ -137,7 +137,7 @@ def _embedded_files() -> dict[str, bytes]:
     }
 
 
-def _load(target: Path) -> BaseImage | None:
+def load(target: Path) -> BaseImage | None:
     try:
         manifest = json.loads((target / "manifest.json").read_text())
         return BaseImage(
@@ -187,9 +187,9 @@ def _open_lock(path: Path) -> int:
 
 
 @contextlib.asynccontextmanager
-async def _locked(path: Path, progress: Progress) -> AsyncIterator[None]:
+async def locked(target: Path, progress: Progress) -> AsyncIterator[None]:
     """Held by one process at a time; the kernel releases it when that process dies."""
-    fd = _open_lock(path)
+    fd = _open_lock(_lock_file(target))
     try:
         while True:
             try:

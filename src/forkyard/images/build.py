@@ -84,7 +84,7 @@ async def build(work: Path, progress: Progress) -> dict[str, object]:
     await asyncio.to_thread(os.replace, stage / "kernel" / "vmlinuz", work / "vmlinuz")
 
     progress("making the disk")
-    disk_bytes = await _disk(root, work / "disk.raw")
+    disk_bytes = await make_disk(root, work / "disk.raw")
     progress("cleaning up")
     await asyncio.to_thread(shutil.rmtree, root)
     await asyncio.to_thread(shutil.rmtree, stage)
@@ -259,7 +259,7 @@ def _initramfs(root: Path, kernel_version: str, target: Path) -> None:
 # --- Disk
 
 
-async def _disk(root: Path, disk: Path) -> int:
+async def make_disk(root: Path, disk: Path) -> int:
     """An ext4 file system of the files below `root`, with little room to spare: a guest grows it to its own size."""
     used_bytes = await asyncio.to_thread(_usage_bytes, root)
     size_bytes = math.ceil((used_bytes * 1.08 + 192 * _MIB) / (128 * _MIB)) * 128 * _MIB

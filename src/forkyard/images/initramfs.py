@@ -101,8 +101,8 @@ def base_archive(*, busybox: bytes, init: bytes, modules: Mapping[str, bytes]) -
     )
 
 
-def agent_archive(agent_dir: Path, front: bytes) -> bytes:
-    """The guest agent as an archive: all its Python files, its front and its systemd unit, under /forkyard/agent/."""
+def agent_archive(agent_dir: Path, programs: Mapping[str, bytes]) -> bytes:
+    """The guest agent as an archive: all its Python files, its programs and its systemd unit, under /forkyard/agent/."""
     files = sorted([*agent_dir.rglob("*.py"), agent_dir / AGENT_UNIT])
     names = [file.relative_to(agent_dir).as_posix() for file in files]
     folders = sorted({parent.as_posix() for name in names for parent in PurePosixPath("agent", name).parents} - {"."})
@@ -114,6 +114,6 @@ def agent_archive(agent_dir: Path, front: bytes) -> bytes:
                 regular_file(f"forkyard/agent/{name}", file.read_bytes())
                 for name, file in zip(names, files, strict=True)
             ),
-            regular_file("forkyard/agent/front", front, executable=True),
+            *(regular_file(f"forkyard/agent/{name}", data, executable=True) for name, data in programs.items()),
         ]
     )

@@ -17,6 +17,7 @@ from forkyard.models.base import Answer, Request
 from forkyard.models.base import Page as Page
 from forkyard.models.network import NetworkPolicy, Secret
 from forkyard.models.specs import GitRepo, Spec
+from forkyard.models.texts import Owner
 from forkyard.models.volumes import MAX_VOLUMES, CacheKind, MountPath, SandboxVolume, Volume, VolumeName
 
 #: Lower case letters and digits only: an id is also a host name and a label in preview URLs.
@@ -256,9 +257,9 @@ class SandboxUsage(Answer):
 
 class ExecCreate(Request):
     command: str | list[str] = Field(description="A string runs in `bash -c`; a list is run as it is, without a shell.")
-    cwd: str | None = Field(None, description="Default: the user's home.")
+    cwd: str | None = Field(None, description="Default: that of the image, else the user's home.")
     env: dict[EnvName, str] = Field(default_factory=dict)
-    user: str = Field("root", pattern=r"^[a-z_][a-z0-9_.-]{0,31}$")
+    user: Owner | None = Field(None, description="By name or number. Default: that of the image, else root.")
     timeout_s: float | None = Field(None, gt=0, le=86400 * 7, description="After it the whole process tree is killed.")
     stdin: bool = Field(False, description="Keep standard input open for `…/stdin`; else it is empty.")
     pty: bool = False

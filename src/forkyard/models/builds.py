@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from forkyard.models.base import Answer, Request
+from forkyard.models.bases import RegistryAuth
 from forkyard.models.network import NetworkPolicy
 from forkyard.models.specs import Service, Spec
 
@@ -22,6 +23,10 @@ class BuildCreate(Request):
     )
     identity: str | None = Field(
         None, max_length=128, description="Whose hosted repositories the build may clone. Sandboxes do not inherit it."
+    )
+    registry: RegistryAuth | None = Field(
+        None,
+        description="For images of a private registry. Never written down: a daemon that starts anew has it no more.",
     )
 
 

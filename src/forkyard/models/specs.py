@@ -14,64 +14,35 @@ from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from forkyard.models.base import Request
+from forkyard.models.bases import AddStep, ConfigStep, DockerfileSource, ImageSource
+from forkyard.models.texts import Name, Owner, Package, Part, Path, Salt, ServiceName, Text, UnitName, User, Value
 
 MAX_STEPS = 200
 MAX_FILE_BYTES = 8 * 2**20
+DEFAULT_BASE = "debian"
 
 
-def _clean(text: str) -> str:
-    if "\0" in text:
-        raise ValueError("holds a NUL, which no program can be given")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("holds half a surrogate pair") from None
-    return text
-
-
-def _on_one_line(path: str) -> str:
-    if any(ord(char) < 32 or ord(char) == 127 for char in path):
-        raise ValueError("holds a control character")
-    return _clean(path)
-
-
-Text = Annotated[str, StringConstraints(min_length=1, max_length=65536), AfterValidator(_clean)]
-Path = Annotated[str, StringConstraints(min_length=1, max_length=4096), AfterValidator(_on_one_line)]
-Value = Annotated[str, StringConstraints(max_length=65536), AfterValidator(_clean)]
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
-User = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_.-]{0,31}$")]
-ServiceName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
-#: A service of the spec, or a unit of systemd such as `network-online.target`.
-UnitName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9@:_.-]{0,127}$")]
-Package = Annotated[
-    str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.+-]*(:[a-z0-9]+)?(=[A-Za-z0-9.+~:-]+)?$", max_length=128)
-]
 SecretName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,255}$")]
 #: What can only be the name of a hosted repository.
 HOSTED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-Salt = Annotated[str, StringConstraints(max_length=256), AfterValidator(_clean)]
 
 
-class _Part(Request):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Size(_Part):
+class Size(Part):
     vcpus: int = Field(1, ge=1, le=8)
     memory_mib: int = Field(512, ge=128, le=16384)
     disk_gib: int = Field(8, ge=4, le=1024)
 
 
-class FileStep(_Part):
+class FileStep(Part):
     """One file. In YAML, `from` names a local file instead of its content; clients put the content in."""
 
     content: str = Field(max_length=MAX_FILE_BYTES * 4 // 3 + 4)
     encoding: Literal["utf8", "base64"] = "utf8"
     mode: int | None = Field(None, ge=0, le=0o7777, description="Permission bits, e.g. 0o755 as 493.")
-    user: User | None = Field(None, description="Owner. Default: the user of the step.")
+    user: Owner | None = Field(None, description="Owner. Default: the user of the step.")
 
     def data(self) -> bytes:
         return self.content.encode() if self.encoding == "utf8" else base64.b64decode(self.content, validate=True)
@@ -92,7 +63,7 @@ class FileStep(_Part):
         return self
 
 
-class GitRepo(_Part):
+class GitRepo(Part):
     """A repository to clone. In a spec it is a step, at a create it is there before the answer."""
 
     url: Text = Field(
@@ -163,19 +134,25 @@ class GitRepo(_Part):
         return self
 
 
-class RunStep(_Part):
-    command: Text = Field(description="Runs in `bash -c`.")
+class RunStep(Part):
+    command: Text | Annotated[list[Value], Field(min_length=1, max_length=1000)] = Field(
+        description="Text runs in `bash -c` (`sh` where there is no bash); a list is a program and its arguments."
+    )
     timeout_s: float = Field(3600.0, gt=0, le=86400)
     user: User | None = None
     cwd: Path | None = None
+    env: dict[Name, Value] = Field(default_factory=dict, max_length=256, description="For this command alone.")
 
     @model_validator(mode="before")
     @classmethod
     def _short(cls, given: Any) -> Any:
-        return {"command": given} if isinstance(given, str) else given
+        return {"command": given} if isinstance(given, str | list) else given
+
+    def shown(self) -> str:
+        return self.command if isinstance(self.command, str) else " ".join(self.command)
 
 
-class WaitStep(_Part):
+class WaitStep(Part):
     command: Text = Field(description="Asked again and again until it exits with 0.")
     timeout_s: float = Field(120.0, gt=0, le=86400)
     interval_s: float = Field(0.5, ge=0.05, le=60)
@@ -200,7 +177,7 @@ LOCKFILES: dict[str, Manager] = {
 }
 
 
-class InstallStep(_Part):
+class InstallStep(Part):
     """Dependencies, as a lockfile has them. Built again when the lockfile, or what stands beside it, has changed."""
 
     lockfile: Path = Field(description="`uv.lock`, `package-lock.json`, `requirements.txt` …")
@@ -227,7 +204,7 @@ class InstallStep(_Part):
         return self.manager or LOCKFILES[self.lockfile.rpartition("/")[2]]
 
 
-class Service(_Part):
+class Service(Part):
     """A systemd unit. It runs in the machine, also after a restore: it was saved while it ran."""
 
     name: ServiceName
@@ -261,7 +238,7 @@ class Service(_Part):
         return self
 
 
-class LayerStep(_Part):
+class LayerStep(Part):
     discriminator: Salt = Field("", description="Another value, another layer: to build it anew.")
     skip_cache: bool = Field(False, description="Build it and all that follows even if it is there.")
 
@@ -271,7 +248,7 @@ class LayerStep(_Part):
         return {} if given is True or given is None else given
 
 
-class Step(_Part):
+class Step(Part):
     """One of these."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra={"minProperties": 1, "maxProperties": 1})
@@ -279,6 +256,7 @@ class Step(_Part):
     apt: list[Package] | None = Field(None, min_length=1, max_length=500, description="Debian packages.")
     files: dict[Path, FileStep] | None = Field(None, min_length=1, max_length=1000, description="By path.")
     git: GitRepo | None = Field(None, description="Clone a repository.")
+    add: AddStep | None = Field(None, description="Files of an upload.")
     run: RunStep | None = Field(None, description="A command; a failure ends the build.")
     install: InstallStep | None = Field(None, description="Dependencies of a lockfile.")
     env: dict[Name, Value] | None = Field(
@@ -287,6 +265,7 @@ class Step(_Part):
     workdir: Path | None = Field(None, description="Of later steps and services; made if it is not there.")
     user: User | None = Field(None, description="Of later steps and services; made if there is none.")
     service: Service | None = Field(None, description="Start a service, and wait until it is ready.")
+    config: ConfigStep | None = Field(None, description="What commands of the machine run as, unless they say else.")
     wait_for: WaitStep | None = Field(None, description="Go on when this command succeeds.")
     layer: LayerStep | None = Field(None, description="End a layer.")
 
@@ -323,15 +302,27 @@ def _dumped(value: Any) -> Any:
     return value
 
 
-class Spec(_Part):
+class Spec(Part):
     """A machine, described once."""
 
     name: str | None = Field(None, max_length=128, description="For people.")
-    base: Text = Field("debian", description="What it starts from.")
+    base: Text = Field(
+        DEFAULT_BASE, description="What it starts from: `debian`, `python`, `node`, `bun`, or a snapshot."
+    )
+    image: ImageSource | None = Field(None, description="Start from an OCI image instead.")
+    dockerfile: DockerfileSource | None = Field(None, description="Start from what a Dockerfile makes instead.")
     size: Size = Field(default_factory=Size)
     steps: list[Step] = Field(default_factory=list, max_length=MAX_STEPS)
     discriminator: Salt = Field("", description="Another value, other layers: to build all anew.")
     skip_cache: bool = Field(False, description="Build all layers even if they are there.")
+
+    @model_validator(mode="after")
+    def _one_base(self) -> Self:
+        given = {"base": self.base != DEFAULT_BASE, "image": self.image, "dockerfile": self.dockerfile}
+        named = [name for name, value in given.items() if value]
+        if len(named) > 1:
+            raise ValueError(f"a machine starts from one thing, and this has {' and '.join(named)}; keep one of them")
+        return self
 
     @model_validator(mode="after")
     def _services_in_order(self) -> Self:

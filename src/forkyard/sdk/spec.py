@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,6 +17,8 @@ from pydantic import ValidationError
 
 from forkyard.errors import InvalidRequest
 from forkyard.models import specs as model
+from forkyard.sdk.uploads import Upload, image_source
+from forkyard.sdk.uploads import context as context_of
 
 #: Text, bytes, a local file or directory, or a mapping with `content` or `from`, `mode`, `user`.
 FileSource: TypeAlias = str | bytes | Path | Mapping[str, Any]
@@ -30,6 +32,7 @@ class Spec:
 
     def __init__(self, **fields: Any) -> None:
         self._fields = fields
+        self._uploads: tuple[Upload, ...] = ()
 
     def __repr__(self) -> str:
         return f"Spec({json.dumps(self.to_dict())})"
@@ -42,8 +45,31 @@ class Spec:
     # ── what it is ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def base(self, name: str) -> Spec:
-        """What it starts from."""
+        """What it starts from: `debian`, `python`, `node` or `bun`."""
         return self._with(base=name)
+
+    def from_image(self, image: str | os.PathLike[str]) -> Spec:
+        """Start from an OCI image: `registry/name:tag`, a local OCI layout, a local `docker save` archive, or the id of
+        one that was imported."""
+        source, upload = image_source(image)
+        return self._with(image=source)._sending(upload)
+
+    def dockerfile(
+        self,
+        dockerfile: str | os.PathLike[str],
+        context: str | os.PathLike[str] | None = None,
+        *,
+        args: Mapping[str, str] | None = None,
+        target: str | None = None,
+    ) -> Spec:
+        """Start from what a Dockerfile makes: its text, or a path. `context` is the directory that COPY and ADD take
+        files from; that of a Dockerfile which is a path is the directory it lies in."""
+        text, path = _dockerfile_text(dockerfile, Path())
+        where = Path(context) if context is not None else None if path is None else path.parent
+        upload = None if where is None else context_of(where, path)
+        fields = {"text": text, "context": None if upload is None else upload.digest, "target": target}
+        given = {name: value for name, value in fields.items() if value is not None}
+        return self._with(dockerfile={**given, "args": dict(args or {})})._sending(upload)
 
     def name(self, name: str) -> Spec:
         """For people."""
@@ -70,6 +96,21 @@ class Spec:
         """By path in the machine: text, bytes, or a local `Path`, which may be a directory."""
         return self._step(files=_files(files, Path()))
 
+    def add(
+        self,
+        source: str | os.PathLike[str],
+        to: str,
+        *,
+        names: Sequence[str] = (".",),
+        owner: str | None = None,
+        mode: int | None = None,
+    ) -> Spec:
+        """What is in a local directory, as large as it is: all of it, or `names`, which may be patterns. What its
+        `.dockerignore` names stays behind."""
+        upload = context_of(Path(source))
+        step = {"context": upload.digest, "sources": list(names), "to": to, "owner": owner, "mode": mode}
+        return self._step(add=step)._sending(upload)
+
     def git(
         self,
         url: str,
@@ -82,8 +123,15 @@ class Spec:
         """Clone a repository, a hosted one by its name. `secret`: the name of a stored one, for another host."""
         return self._step(git={"url": url, "path": path, "rev": rev, "depth": depth, "secret": secret})
 
-    def run(self, command: str, *, user: str | None = None, cwd: str | None = None, timeout_s: float = 3600) -> Spec:
-        """A shell command; a failure ends the build."""
+    def run(
+        self,
+        command: str | list[str],
+        *,
+        user: str | None = None,
+        cwd: str | None = None,
+        timeout_s: float = 3600,
+    ) -> Spec:
+        """A shell command, or a program and its arguments; a failure ends the build."""
         return self._step(run={"command": command, "user": user, "cwd": cwd, "timeout_s": timeout_s})
 
     def install(self, lockfile: str | os.PathLike[str], path: str | None = None, *, manager: str | None = None) -> Spec:
@@ -142,7 +190,9 @@ class Spec:
         steps = document.get("steps", [])
         if isinstance(steps, list):
             document["steps"] = [_read(step, Path(directory)) for step in steps]
+        uploads = _read_base(document, Path(directory))
         spec = cls(**{str(name): value for name, value in document.items()})
+        spec._uploads = uploads
         spec.model(where)
         return spec
 
@@ -162,8 +212,21 @@ class Spec:
         """As YAML has it, without what is default."""
         return self.model().model_dump(mode="json", exclude_defaults=True)
 
+    @property
+    def uploads(self) -> tuple[Upload, ...]:
+        """What must be sent ahead of it; clients do."""
+        return self._uploads
+
     def _with(self, **fields: Any) -> Spec:
-        return Spec(**{**self._fields, **fields})
+        made = Spec(**{**self._fields, **fields})
+        made._uploads = self._uploads
+        return made
+
+    def _sending(self, upload: Upload | None) -> Spec:
+        if upload is not None:
+            self._uploads = (*self._uploads, upload)
+        self.model()  # a mistake is told where it is made
+        return self
 
     def _step(self, **step: Any) -> Spec:
         cleaned = {
@@ -180,6 +243,46 @@ def checked(spec: Spec | model.Spec | Mapping[str, Any]) -> model.Spec:
     if isinstance(spec, model.Spec):
         return spec
     return (spec if isinstance(spec, Spec) else Spec(**spec)).model()
+
+
+def uploads_of(spec: Spec | model.Spec | Mapping[str, Any]) -> tuple[Upload, ...]:
+    return spec.uploads if isinstance(spec, Spec) else ()
+
+
+def _dockerfile_text(dockerfile: str | os.PathLike[str], directory: Path) -> tuple[str, Path | None]:
+    """The text, and the file it is from."""
+    if isinstance(dockerfile, str) and "\n" in dockerfile:
+        return dockerfile, None
+    path = directory / dockerfile
+    if isinstance(dockerfile, str) and not path.is_file() and dockerfile.lstrip().upper().startswith(("FROM ", "ARG ")):
+        return dockerfile, None
+    try:
+        return path.read_text(), path
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{path} cannot be read: {error}", field="dockerfile") from None
+
+
+def _read_base(document: dict[Any, Any], directory: Path) -> tuple[Upload, ...]:
+    """`image` and `dockerfile` of a file may name what is on this machine: `file`, `context`."""
+    uploads: list[Upload] = []
+    image = document.get("image")
+    if isinstance(image, dict) and "file" in image:
+        document["image"], upload = image_source(directory / str(image["file"]))
+        uploads += [] if upload is None else [upload]
+    given = document.get("dockerfile")
+    if isinstance(given, str):
+        given = {"text": given} if "\n" in given else {"file": given}
+    if isinstance(given, dict):
+        rest = {name: value for name, value in given.items() if name not in ("file", "context")}
+        path = None
+        if "file" in given:
+            rest["text"], path = _dockerfile_text(Path(str(given["file"])), directory)
+        where = directory / str(given["context"]) if "context" in given else None if path is None else path.parent
+        if where is not None:
+            uploads.append(context_of(where, path))
+            rest["context"] = uploads[-1].digest
+        document["dockerfile"] = rest
+    return tuple(uploads)
 
 
 def _read(step: Any, directory: Path) -> Any:

@@ -21,6 +21,7 @@ from forkyard.models.builds import (
 from forkyard.models.specs import Spec as SpecModel
 from forkyard.sdk import validation, wire
 from forkyard.sdk._async import runtime
+from forkyard.sdk._async.images import send_ahead
 from forkyard.sdk._async.transport import AsyncTransport
 from forkyard.sdk.spec import Spec, checked
 
@@ -86,10 +87,14 @@ class AsyncBuilds:
         skip_cache: bool = False,
         network: validation.Network | None = None,
         identity: str | None = None,
+        registry: tuple[str, str] | None = None,
     ) -> AsyncBuild:
         """Begin a build. `network`: what it may reach; sandboxes made of it have their own. With an `identity`, hosted
-        repositories that it may read can be cloned."""
+        repositories that it may read can be cloned. `registry`: user and password for images of a private registry."""
+        await send_ahead(self._transport, spec)
         body = self._body(spec, skip_cache)
+        if registry is not None:
+            body["registry"] = {"username": registry[0], "password": registry[1]}
         if network is not None:
             body["network"] = validation.network_policy(network).model_dump(mode="json")
         if identity is not None:
@@ -99,6 +104,7 @@ class AsyncBuilds:
 
     async def explain(self, spec: Spec | SpecModel | Mapping[str, Any], *, skip_cache: bool = False) -> list[LayerInfo]:
         """Which layers are in the cache, and why the others are not. Builds nothing."""
+        await send_ahead(self._transport, spec)
         answer = await self._transport.request(
             "POST", "/builds/explain", body=self._body(spec, skip_cache), again=True, timeout_s=wire.CREATE_S
         )

@@ -35,6 +35,7 @@ from forkyard.sdk._async.builds import AsyncBuilds
 from forkyard.sdk._async.domains import AsyncDomains
 from forkyard.sdk._async.git import AsyncGit
 from forkyard.sdk._async.identities import AsyncIdentities
+from forkyard.sdk._async.images import AsyncImages, send_ahead
 from forkyard.sdk._async.recordings import AsyncRecordings
 from forkyard.sdk._async.reviews import AsyncReviews
 from forkyard.sdk._async.sandbox import AsyncSandbox
@@ -78,6 +79,7 @@ class AsyncForkyard:
         self.sandboxes = AsyncSandboxes(self._transport)
         self.snapshots = AsyncSnapshots(self._transport)
         self.builds = AsyncBuilds(self._transport)
+        self.images = AsyncImages(self._transport)
         self.events = AsyncEvents(self._transport)
         self.keys = AsyncKeys(self._transport)
         self.git = AsyncGit(self._transport)
@@ -172,6 +174,8 @@ class AsyncSandboxes:
         A create that is retried with the same `idempotency_key` gives the same sandbox; the client sends one by itself,
         so that a broken connection never leaves a second machine. After `timeout_s` it raises `OperationTimeout`.
         """
+        if spec is not None:
+            await send_ahead(self._transport, spec)
         request = validation.sandbox_create(
             name=name,
             vcpus=vcpus,

@@ -22,6 +22,7 @@ from forkyard.models.builds import (
 from forkyard.models.specs import Spec as SpecModel
 from forkyard.sdk import validation, wire
 from forkyard.sdk._sync import runtime
+from forkyard.sdk._sync.images import send_ahead
 from forkyard.sdk._sync.transport import Transport
 from forkyard.sdk.spec import Spec, checked
 
@@ -87,10 +88,14 @@ class Builds:
         skip_cache: bool = False,
         network: validation.Network | None = None,
         identity: str | None = None,
+        registry: tuple[str, str] | None = None,
     ) -> Build:
         """Begin a build. `network`: what it may reach; sandboxes made of it have their own. With an `identity`, hosted
-        repositories that it may read can be cloned."""
+        repositories that it may read can be cloned. `registry`: user and password for images of a private registry."""
+        send_ahead(self._transport, spec)
         body = self._body(spec, skip_cache)
+        if registry is not None:
+            body["registry"] = {"username": registry[0], "password": registry[1]}
         if network is not None:
             body["network"] = validation.network_policy(network).model_dump(mode="json")
         if identity is not None:
@@ -100,6 +105,7 @@ class Builds:
 
     def explain(self, spec: Spec | SpecModel | Mapping[str, Any], *, skip_cache: bool = False) -> list[LayerInfo]:
         """Which layers are in the cache, and why the others are not. Builds nothing."""
+        send_ahead(self._transport, spec)
         answer = self._transport.request(
             "POST", "/builds/explain", body=self._body(spec, skip_cache), again=True, timeout_s=wire.CREATE_S
         )

@@ -36,6 +36,7 @@ from forkyard.sdk._sync.builds import Builds
 from forkyard.sdk._sync.domains import Domains
 from forkyard.sdk._sync.git import Git
 from forkyard.sdk._sync.identities import Identities
+from forkyard.sdk._sync.images import Images, send_ahead
 from forkyard.sdk._sync.recordings import Recordings
 from forkyard.sdk._sync.reviews import Reviews
 from forkyard.sdk._sync.sandbox import Sandbox
@@ -79,6 +80,7 @@ class Forkyard:
         self.sandboxes = Sandboxes(self._transport)
         self.snapshots = Snapshots(self._transport)
         self.builds = Builds(self._transport)
+        self.images = Images(self._transport)
         self.events = Events(self._transport)
         self.keys = Keys(self._transport)
         self.git = Git(self._transport)
@@ -173,6 +175,8 @@ class Sandboxes:
         A create that is retried with the same `idempotency_key` gives the same sandbox; the client sends one by itself,
         so that a broken connection never leaves a second machine. After `timeout_s` it raises `OperationTimeout`.
         """
+        if spec is not None:
+            send_ahead(self._transport, spec)
         request = validation.sandbox_create(
             name=name,
             vcpus=vcpus,

@@ -1,0 +1,96 @@
+"""What a spec starts from, found: the base image of this host, an image that was imported, or one that is imported now.
+
+Owns: what names mean. A name that was imported before is not asked for again; importing it anew is a request of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import structlog
+
+from forkyard.builds.dockerfile.stages import SCRATCH
+from forkyard.builds.uploads import Uploads
+from forkyard.control.plane import ControlPlane
+from forkyard.errors import InvalidRequest, RegistryUnreachable
+from forkyard.models.bases import ImageConfig, ImageInfo, ImageSource, RegistryAuth
+
+log = structlog.get_logger(__name__)
+
+#: Names of what the base image of this host is as well.
+LOCAL = ("debian", "python", "node", "bun")
+#: A registry that could not be reached is not asked again for so long, if there is another way.
+UNREACHABLE_S = 300.0
+
+
+@dataclass(frozen=True)
+class Base:
+    name: str
+    image: str | None  # None: the base image
+    config: ImageConfig
+
+
+class Bases:
+    def __init__(self, control: ControlPlane, uploads: Uploads) -> None:
+        self._host = control.host
+        self._uploads = uploads
+        self._unreachable: dict[str, float] = {}
+
+    def local(self, name: str) -> Base:
+        if name not in LOCAL:
+            raise InvalidRequest(
+                f"there is no base {name!r}; there is {', '.join(LOCAL)}, and the id of any snapshot; an image of a registry "
+                "is named with from_image, or `image`",
+                field="body.spec.base",
+            )
+        return Base(name, None, self._host.base_config())
+
+    def check(self, source: ImageSource) -> None:
+        if source.upload is not None:
+            self._uploads.find(source.upload)
+
+    async def image(self, source: ImageSource, auth: RegistryAuth | None = None) -> Base:
+        found = await self._host.find_image(source.name)
+        if found is None:
+            family = _family(source.name)
+            if family == source.name:
+                return self.local(family)
+            if family is not None and time.monotonic() - self._unreachable.get(family, -UNREACHABLE_S) < UNREACHABLE_S:
+                return self.local(family)
+            try:
+                found = await self.imported(source, auth)
+            except RegistryUnreachable as error:
+                if family is None:
+                    raise
+                log.warning("no registry; the base image is used", image=source.name, error=error.message)
+                self._unreachable[family] = time.monotonic()
+                return self.local(family)
+        return Base(source.name, found.id, found.config)
+
+    async def imported(self, source: ImageSource, auth: RegistryAuth | None = None) -> ImageInfo:
+        """Anew, whether it was before or not."""
+        archive = None if source.upload is None else self._uploads.find(source.upload)
+        credentials = None if auth is None else (auth.username, auth.password.get_secret_value())
+        return await self._host.import_image(source.name, archive=archive, credentials=credentials)
+
+    async def images(self) -> list[ImageInfo]:
+        return await self._host.images()
+
+    async def named(self, name: str, auth: RegistryAuth | None = None) -> Base:
+        """As FROM of a Dockerfile names it."""
+        if name == SCRATCH:
+            scratch = await self._host.find_image(SCRATCH) or await self._host.import_image(SCRATCH)
+            return Base(SCRATCH, scratch.id, scratch.config)
+        try:
+            source = ImageSource(ref=name)
+        except ValueError:
+            raise InvalidRequest(f"{name!r} cannot be the name of an image", field="body.spec.dockerfile") from None
+        return await self.image(source, auth)
+
+
+def _family(name: str) -> str | None:
+    """`python` for `python:3.12-slim` and its longer names; None if the base image is nothing like it."""
+    short = name.removeprefix("docker.io/").removeprefix("library/").partition("@")[0].partition(":")[0]
+    short = short.removeprefix("oven/")
+    return short if short in LOCAL else None

@@ -1,0 +1,309 @@
+"""The instructions of one stage as steps. No I/O.
+
+Owns: what each instruction means, and which variables are known where.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from forkyard.builds.dockerfile.parser import Instruction
+from forkyard.builds.dockerfile.words import expand, split
+from forkyard.errors import InvalidDockerfile
+from forkyard.models.bases import AddStep, ConfigStep, DockerfileSource, ImageConfig
+from forkyard.models.specs import FileStep, LayerStep, RunStep, Step
+
+_SHELL = ("/bin/sh", "-c")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*$")
+_URL = re.compile(r"[a-z]+://|git@")
+_HARMLESS_MOUNTS = ("type=cache", "type=tmpfs")
+#: The machine that runs this may have none of these, so it says what it misses.
+_DOWNLOAD = (
+    'if command -v curl >/dev/null; then curl -fsSL -o "$2" -- "$1"; '
+    'elif command -v wget >/dev/null; then wget -q -O "$2" -- "$1"; '
+    'else echo "ADD of a url needs curl or wget in the image" >&2; exit 127; fi'
+)
+
+
+class CopyStep(AddStep):
+    """COPY and ADD: out of the context, or out of another stage. `content` stands for what is found there."""
+
+    stage: int | None = None
+    content: str = ""
+
+    def model_dump(self, **options: Any) -> dict[str, Any]:
+        """As it counts for a cache: by what is copied, not by where it lies."""
+        dumped = super().model_dump(**options)
+        return {**dumped, "context": None, "stage": None} if self.content else dumped
+
+
+#: The number of the stage, or of the image, that COPY --from names on this line.
+StageOf = Callable[[str, int], int]
+
+
+def configured(config: ImageConfig, step: ConfigStep) -> ImageConfig:
+    """What an image says of itself after this step."""
+    replaced = ("user", "workdir", "entrypoint", "cmd")
+    changed = {name: value for name in replaced if (value := getattr(step, name)) is not None}
+    labels = {**config.labels, **step.labels}
+    expose = [*config.expose, *(port for port in step.expose if port not in config.expose)]
+    return config.model_copy(update={**changed, "labels": labels, "expose": expose})
+
+
+def put_in(one: Instruction, word: str, variables: Mapping[str, str]) -> str:
+    try:
+        return expand(word, variables, one.escape)
+    except ValueError as error:
+        raise one.wrong(str(error)) from None
+
+
+def arguments(one: Instruction, variables: Mapping[str, str]) -> list[tuple[str, str | None]]:
+    """What ARG names, with the values it gives."""
+    found: list[tuple[str, str | None]] = []
+    for word in one.words():
+        name, equals, value = word.partition("=")
+        if not _NAME.match(name):
+            raise one.wrong(f"{name!r} cannot be the name of a variable")
+        found.append((name, put_in(one, value, variables) if equals else None))
+    return found
+
+
+class Compiler:
+    """Goes through the instructions of one stage. `config` is that of what it starts from."""
+
+    def __init__(
+        self, source: DockerfileSource, config: ImageConfig, known: Mapping[str, str], stage_of: StageOf
+    ) -> None:
+        self._source, self._known, self._stage_of = source, known, stage_of
+        self._args: dict[str, str] = {}
+        self._shell = _SHELL
+        self.config = config
+        self.steps: list[tuple[int, Step]] = []
+        self._meanings: dict[str, Callable[[Instruction], None]] = {
+            "RUN": self._run,
+            "COPY": self._copy,
+            "ADD": self._copy,
+            "ENV": self._env,
+            "ARG": self._arg,
+            "WORKDIR": self._workdir,
+            "USER": self._user,
+            "ENTRYPOINT": self._entrypoint,
+            "CMD": self._cmd,
+            "EXPOSE": self._expose,
+            "LABEL": self._label,
+            "SHELL": self._set_shell,
+            "VOLUME": self._volume,
+            "STOPSIGNAL": self._stop_signal,
+            "HEALTHCHECK": lambda _: None,  # nobody here asks; services have `ready`
+            "MAINTAINER": self._maintainer,
+        }
+
+    def go_through(self, instructions: Sequence[Instruction], *, unsure: bool = False) -> None:
+        """`unsure`: what it starts from is not known yet, and so not the values of all variables."""
+        for one in instructions:
+            try:
+                self._understand(one)
+            except InvalidDockerfile:
+                if not (unsure and "$" in one.rest):
+                    raise
+
+    def _understand(self, one: Instruction) -> None:
+        try:
+            self._meanings[one.name](one)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise one.wrong(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+    # ── what changes files ───────────────────────────────────────────────────────────────────────────────────────
+
+    def _run(self, one: Instruction) -> None:
+        for flag, value in one.flags:
+            if flag == "mount" and value.startswith(_HARMLESS_MOUNTS):
+                continue
+            if flag not in ("network", "security") or value not in ("default", "sandbox"):
+                raise one.wrong(f"--{flag}={value} is not supported; COPY what it needs, or take it out")
+        command = one.json() or [*self._shell, _script(one)]
+        env = {name: value for name, value in self._args.items() if name not in self.config.env}
+        self._kept(one, Step(run=RunStep(command=command, env=env)))
+
+    def _copy(self, one: Instruction) -> None:
+        owner, mode, stage = self._flags(one)
+        words = one.json() or [self._expanded(one, word) for word in one.words()]
+        if len(words) < 2:
+            raise one.wrong("needs a source and a destination")
+        *sources, to = words
+        to = posixpath.join(self.config.workdir, to) + ("/" if to in (".", "..") else "")
+        if len(sources) > 1 and not to.endswith("/"):
+            raise one.wrong("with several sources the destination is a directory, and ends with `/`")
+        if one.heredocs:
+            self._write(one, to, owner, mode)
+        urls = [name for name in sources if one.name == "ADD" and _URL.match(name)]
+        for url in urls:
+            self._download(one, url, to, owner, mode)
+        opened = {heredoc.word for heredoc in one.heredocs} | {f"<<{heredoc.name}" for heredoc in one.heredocs}
+        paths = [name for name in sources if name not in urls and name not in opened]
+        if paths:
+            if stage is None and self._source.context is None:
+                raise one.wrong("there is no context to copy from; give one with the Dockerfile")
+            context = self._source.context if stage is None else None
+            step = CopyStep(
+                context=context, sources=paths, to=to, owner=owner, mode=mode, extract=one.name == "ADD", stage=stage
+            )
+            self._kept(one, Step.model_construct(add=step))
+
+    def _flags(self, one: Instruction) -> tuple[str | None, int | None, int | None]:
+        owner, mode, stage = None, None, None
+        for flag, value in one.flags:
+            if flag == "chown":
+                owner = self._expanded(one, value)
+            elif flag == "chmod":
+                if not re.fullmatch(r"[0-7]{3,4}", value):
+                    raise one.wrong(f"--chmod={value} is no octal number such as 755")
+                mode = int(value, 8)
+            elif flag == "from" and one.name == "COPY":
+                stage = self._stage_of(self._expanded(one, value), one.line)
+            elif flag not in ("link", "keep-git-dir"):
+                raise one.wrong(f"--{flag} is not supported; take it out")
+        return owner, mode, stage
+
+    def _write(self, one: Instruction, to: str, owner: str | None, mode: int | None) -> None:
+        files = {}
+        for heredoc in one.heredocs:
+            content = _expanded_text(one, heredoc.content, self._variables()) if heredoc.expands else heredoc.content
+            path = posixpath.join(to, heredoc.name) if to.endswith("/") else to
+            files[path] = FileStep(content=content, mode=0o644 if mode is None else mode, user=owner or "root")
+        self._kept(one, Step(files=files))
+
+    def _download(self, one: Instruction, url: str, to: str, owner: str | None, mode: int | None) -> None:
+        name = posixpath.basename(url.partition("?")[0]) or "index.html"
+        path = posixpath.join(to, name) if to.endswith("/") else to
+        script = [
+            f"mkdir -p -- {shlex.quote(posixpath.dirname(path))} && {{ {_DOWNLOAD}; }}",
+            f'chmod {0o600 if mode is None else mode:o} -- "$2"',
+            *([f'chown {shlex.quote(owner)} -- "$2"'] if owner is not None else []),
+        ]
+        command = ["/bin/sh", "-c", " && ".join(script), "add", url, path]
+        self._kept(one, Step(run=RunStep(command=command, user="root")))
+
+    # ── what later ones are told ─────────────────────────────────────────────────────────────────────────────────
+
+    def _env(self, one: Instruction) -> None:
+        variables = self._variables()
+        found = {}
+        for name, value in _pairs(one):
+            if not _NAME.match(name):
+                raise one.wrong(f"{name!r} cannot be the name of a variable")
+            found[name] = put_in(one, value, variables)
+        self.config = self.config.model_copy(update={"env": {**self.config.env, **found}})
+        self.steps.append((one.line, Step(env=found)))
+
+    def _arg(self, one: Instruction) -> None:
+        for name, value in arguments(one, self._variables()):
+            if name in self._source.args:
+                self._args[name] = self._source.args[name]
+            elif value is not None:
+                self._args[name] = value
+            elif name in self._known:
+                self._args[name] = self._known[name]
+
+    def _workdir(self, one: Instruction) -> None:
+        path = posixpath.normpath(posixpath.join(self.config.workdir, self._expanded(one, one.rest)))
+        self.steps.append((one.line, Step(workdir=path)))
+        self._set(one, workdir=path)
+
+    def _user(self, one: Instruction) -> None:
+        self._set(one, user=self._expanded(one, one.rest))
+
+    def _entrypoint(self, one: Instruction) -> None:
+        self._set(one, entrypoint=self._program(one), cmd=[])
+
+    def _cmd(self, one: Instruction) -> None:
+        self._set(one, cmd=self._program(one))
+
+    def _program(self, one: Instruction) -> list[str]:
+        found = one.json()
+        return [*self._shell, one.rest] if found is None else found
+
+    def _expose(self, one: Instruction) -> None:
+        self._set(one, expose=[self._expanded(one, word) for word in one.words()])
+
+    def _label(self, one: Instruction) -> None:
+        pairs = _pairs(one)
+        self._set(one, labels={self._expanded(one, name): self._expanded(one, value) for name, value in pairs})
+
+    def _maintainer(self, one: Instruction) -> None:
+        self._set(one, labels={"maintainer": one.rest})
+
+    def _volume(self, one: Instruction) -> None:
+        self._set(one, volumes=one.json() or [self._expanded(one, word) for word in one.words()])
+
+    def _stop_signal(self, one: Instruction) -> None:
+        self._set(one, stop_signal=self._expanded(one, one.rest))
+
+    def _set_shell(self, one: Instruction) -> None:
+        found = one.json()
+        if not found:
+            raise one.wrong('write it as a list: SHELL ["/bin/bash", "-c"]')
+        self._shell = (found[0], *found[1:])  # type: ignore[assignment]
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _set(self, one: Instruction, **values: object) -> None:
+        step = ConfigStep.model_validate(values)
+        self.steps.append((one.line, Step(config=step)))
+        self.config = configured(self.config, step)
+
+    def _kept(self, one: Instruction, step: Step) -> None:
+        """A step whose outcome is a layer."""
+        self.steps.append((one.line, step))
+        self.steps.append((one.line, Step(layer=LayerStep())))
+
+    def _variables(self) -> dict[str, str]:
+        return {**self._args, **self.config.env}
+
+    def _expanded(self, one: Instruction, word: str) -> str:
+        return put_in(one, word, self._variables())
+
+
+def _pairs(one: Instruction) -> list[tuple[str, str]]:
+    """`name=value name="other value"`, or the old `name value`."""
+    words = one.words()
+    if "=" not in words[0]:
+        name, value = words[0], one.rest[len(words[0]) :].strip()
+        if not value:
+            raise one.wrong(f"{name} has no value; write {name}=value")
+        return [(name, value)]
+    pairs = [word.partition("=") for word in split(one.rest, one.escape)]
+    for name, equals, _ in pairs:
+        if not equals:
+            raise one.wrong(f"{name!r} has no `=`")
+    return [(name, value) for name, _, value in pairs]
+
+
+def _expanded_text(one: Instruction, text: str, variables: Mapping[str, str]) -> str:
+    """Variables of a heredoc. Quotes in it are text."""
+    quoted = re.sub(r"(['\"])", rf"{re.escape(one.escape)}\1", text)
+    return put_in(one, quoted, variables)
+
+
+def _script(one: Instruction) -> str:
+    """What the shell is given."""
+    if not one.heredocs:
+        return one.rest
+    first = one.heredocs[0]
+    if one.rest != first.word:
+        return one.rest + "\n" + "".join(heredoc.raw for heredoc in one.heredocs)
+    if not first.content.startswith("#!"):
+        return first.content
+    end = "END_" + hashlib.sha256(first.content.encode()).hexdigest()[:16]
+    return (
+        f"f=$(mktemp) && cat > \"$f\" <<'{end}'\n{first.content}{end}\n"
+        'chmod 755 "$f" && "$f"; code=$?; rm -f "$f"; exit $code'
+    )

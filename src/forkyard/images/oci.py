@@ -1,0 +1,196 @@
+"""OCI images as they come: a layout, or the archive of one, or what `docker save` writes. Blocking.
+
+Owns: finding the manifest for this kind of machine, its config and its layers, and that each is what its digest says.
+Archives are an attacker's: of them only files with names of our own making are ever written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import tarfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forkyard.errors import InvalidImage
+from forkyard.models.bases import ImageConfig
+
+OS, ARCHITECTURE = "linux", "amd64"
+MAX_LAYERS = 500
+_MAX_JSON_BYTES = 8 * 2**20
+_BLOB = re.compile(r"(?:\./)?blobs/sha256/([0-9a-f]{64})$")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}$")
+_CHUNK_BYTES = 1 << 20
+_INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
+
+
+@dataclass(frozen=True)
+class Layer:
+    blob: Path
+    diff_id: str  # of its content, uncompressed
+
+
+@dataclass(frozen=True)
+class Contents:
+    digest: str  # of the config, which names all layers: equal images have equal ones
+    config: ImageConfig = field(default_factory=ImageConfig)
+    layers: tuple[Layer, ...] = ()
+
+
+def read_archive(archive: Path, scratch: Path) -> Contents:
+    """A tar archive of an OCI layout, or of `docker save`."""
+    try:
+        with tarfile.open(archive, "r:*") as opened:
+            members = {member.name.removeprefix("./"): member for member in opened}
+            if "oci-layout" in members and "index.json" in members:
+                _take_layout(opened, members, scratch)
+                return read_layout(scratch)
+            if "manifest.json" in members:
+                return _read_saved(opened, members, scratch)
+    except (tarfile.TarError, EOFError, OSError, KeyError) as error:
+        raise InvalidImage(f"the archive is cut off or no tar archive: {error}") from None
+    raise InvalidImage(
+        "the archive is neither an OCI layout nor one of `docker save`: it has no oci-layout, no manifest.json"
+    )
+
+
+def _take_layout(archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo], to: Path) -> None:
+    (to / "blobs" / "sha256").mkdir(parents=True)
+    for name, member in members.items():
+        if name in ("oci-layout", "index.json"):
+            _write(archive, member, to / name)
+        elif found := _BLOB.match(name):
+            _write(archive, member, to / "blobs" / "sha256" / found[1])
+
+
+def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, to: Path) -> None:
+    content = archive.extractfile(member)
+    if content is None:
+        raise InvalidImage(f"{member.name} in the archive is no file")
+    with to.open("wb") as out:
+        shutil.copyfileobj(content, out, _CHUNK_BYTES)
+    if to.stat().st_size != archive.getmember(member.name).size and member.isreg():
+        raise InvalidImage(f"{member.name} in the archive is cut off")
+
+
+def read_layout(directory: Path) -> Contents:
+    index = _json(directory / "index.json")
+    manifest = _manifest(directory, index, depth=0)
+    config = _blob(directory, manifest.get("config"))
+    layers = manifest.get("layers")
+    if not isinstance(layers, list) or len(layers) > MAX_LAYERS:
+        raise InvalidImage(f"the manifest names no layers, or more than {MAX_LAYERS}")
+    return _contents(config, [_blob(directory, layer) for layer in layers])
+
+
+def _manifest(directory: Path, index: dict[str, Any], depth: int) -> dict[str, Any]:
+    """The one for this kind of machine."""
+    offers = [one for one in index.get("manifests") or () if isinstance(one, dict)]
+    if not offers or depth > 4:
+        raise InvalidImage("the image's index names no manifest")
+    fitting = [one for one in offers if _platform(one) in (None, (OS, ARCHITECTURE))]
+    if not fitting:
+        there = ", ".join("/".join(platform) for one in offers if (platform := _platform(one)))
+        raise InvalidImage(f"the image is for {there}; this host runs {OS}/{ARCHITECTURE}")
+    chosen = next((one for one in fitting if _platform(one) is not None), fitting[0])
+    document = _json(_blob(directory, chosen))
+    if document.get("mediaType") in _INDEXES or "manifests" in document:
+        return _manifest(directory, document, depth + 1)
+    return document
+
+
+def _platform(descriptor: dict[str, Any]) -> tuple[str, str] | None:
+    platform = descriptor.get("platform")
+    if not isinstance(platform, dict) or not platform.get("architecture"):
+        return None
+    return str(platform.get("os", OS)), str(platform["architecture"])
+
+
+def _blob(directory: Path, descriptor: Any) -> Path:
+    digest = descriptor.get("digest") if isinstance(descriptor, dict) else None
+    if not isinstance(digest, str) or not _DIGEST.match(digest):
+        raise InvalidImage("the manifest names something by no sha256 digest")
+    path = directory / "blobs" / "sha256" / digest.removeprefix("sha256:")
+    if not path.is_file() or path.is_symlink():
+        raise InvalidImage(f"{digest} is missing; the image is not whole")
+    if _sha256(path) != digest:
+        raise InvalidImage(f"{digest} is not what its name says; the image is cut off or changed")
+    return path
+
+
+def _read_saved(archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo], scratch: Path) -> Contents:
+    scratch.mkdir(parents=True, exist_ok=True)
+    _write(archive, members["manifest.json"], scratch / "manifest.json")
+    listed = json.loads(_bounded(scratch / "manifest.json"))
+    if not isinstance(listed, list) or len(listed) != 1 or not isinstance(listed[0], dict):
+        raise InvalidImage("the archive must hold one image; save one by its name")
+    names = listed[0].get("Layers")
+    if not isinstance(names, list) or len(names) > MAX_LAYERS:
+        raise InvalidImage("the archive's manifest.json names no layers")
+    paths = []
+    for number, name in enumerate([listed[0].get("Config"), *names]):
+        if not isinstance(name, str) or name not in members:
+            raise InvalidImage(f"{name!r} is not in the archive; it is not whole")
+        paths.append(scratch / str(number))
+        _write(archive, members[name], paths[-1])
+    return _contents(paths[0], paths[1:])
+
+
+def _contents(config_file: Path, blobs: list[Path]) -> Contents:
+    config = _json(config_file)
+    made_for = str(config.get("os", OS)), str(config.get("architecture", ""))
+    if made_for != (OS, ARCHITECTURE):
+        raise InvalidImage(f"the image is for {'/'.join(made_for)}; this host runs {OS}/{ARCHITECTURE}")
+    rootfs = config.get("rootfs")
+    diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
+    if not isinstance(diff_ids, list) or len(diff_ids) != len(blobs):
+        raise InvalidImage("the image's config does not name the layers of its manifest")
+    layers = tuple(Layer(blob, str(diff_id)) for blob, diff_id in zip(blobs, diff_ids, strict=True))
+    return Contents(_sha256(config_file), _config(config.get("config") or {}), layers)
+
+
+def _config(given: Any) -> ImageConfig:
+    if not isinstance(given, dict):
+        raise InvalidImage("the image's config makes no sense")
+    env = dict(item.partition("=")[::2] for item in _texts(given.get("Env")))
+    labels = given.get("Labels")
+    return ImageConfig(
+        env=env,
+        user=str(given.get("User") or "root"),
+        workdir=str(given.get("WorkingDir") or "/"),
+        entrypoint=_texts(given.get("Entrypoint")),
+        cmd=_texts(given.get("Cmd")),
+        labels={str(name): str(value) for name, value in labels.items()} if isinstance(labels, dict) else {},
+        expose=sorted(given["ExposedPorts"]) if isinstance(given.get("ExposedPorts"), dict) else [],
+    )
+
+
+def _texts(given: Any) -> list[str]:
+    return [str(item) for item in given] if isinstance(given, list) else []
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(_bounded(path))
+    except (OSError, ValueError) as error:
+        raise InvalidImage(f"{path.name} of the image cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidImage(f"{path.name} of the image makes no sense")
+    return found
+
+
+def _bounded(path: Path) -> bytes:
+    if path.stat().st_size > _MAX_JSON_BYTES:
+        raise InvalidImage(f"{path.name} of the image is larger than {_MAX_JSON_BYTES} bytes")
+    return path.read_bytes()
+
+
+def _sha256(path: Path) -> str:
+    hashed = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            hashed.update(chunk)
+    return f"sha256:{hashed.hexdigest()}"

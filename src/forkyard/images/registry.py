@@ -1,0 +1,75 @@
+"""Images out of registries, by `skopeo`.
+
+Owns: what it is called with, and what its failures mean. Credentials are in a file that only it can read, for as long as
+it runs.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from forkyard.errors import Forbidden, ImageBuildFailed, ImageNotFound, InvalidImage, RegistryUnreachable
+from forkyard.images.oci import ARCHITECTURE, OS
+from forkyard.images.process import run
+
+_TIMEOUT_S = 3600.0
+_UNREACHABLE = (
+    *(
+        "no such host",
+        "connection refused",
+        "i/o timeout",
+        "network is unreachable",
+        "no route to host",
+        "TLS handshake",
+    ),
+    *("server misbehaving", "connection reset", "pinging container registry", "context deadline exceeded", "EOF"),
+)
+_REFUSED = ("unauthorized", "authentication required", "denied", "invalid username/password")
+_MISSING = ("manifest unknown", "not found", "name unknown", "NAME_UNKNOWN", "StatusCode: 404")
+
+
+async def pull(ref: str, to: Path, *, credentials: tuple[str, str] | None, plain_http: bool) -> None:
+    """The image as an OCI layout in the directory `to`."""
+    options = ["--override-os", OS, "--override-arch", ARCHITECTURE, "--retry-times", "2"]
+    if plain_http:
+        options.append("--src-tls-verify=false")
+    with tempfile.TemporaryDirectory(prefix="forkyard-registry-", dir=_memory()) as scratch:
+        if credentials is not None:
+            auth = Path(scratch) / "auth.json"
+            auth.touch(0o600)
+            secret = base64.b64encode(":".join(credentials).encode()).decode()
+            auth.write_text(json.dumps({"auths": {registry_of(ref): {"auth": secret}}}))
+            options += ["--src-authfile", str(auth)]
+        else:
+            options.append("--src-no-creds")
+        try:
+            await run("skopeo", "copy", "--quiet", *options, f"docker://{ref}", f"oci:{to}:image", timeout_s=_TIMEOUT_S)
+        except ImageBuildFailed as error:
+            raise _understood(ref, error) from None
+
+
+def registry_of(ref: str) -> str:
+    first = ref.partition("/")[0]
+    named = "/" in ref and ("." in first or ":" in first or first == "localhost")
+    return first if named else "docker.io"
+
+
+def _memory() -> str | None:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def _understood(ref: str, error: ImageBuildFailed) -> Exception:
+    said = error.message.rpartition("\n")[2][-500:]
+    if "no image found in" in said and "architecture" in said:
+        return InvalidImage(f"{ref} is not for {OS}/{ARCHITECTURE}")
+    if any(word in said for word in _REFUSED):
+        return Forbidden(f"the registry refuses {ref}; give a user and a password, or check its name")
+    if any(word in said for word in _MISSING):
+        return ImageNotFound(f"there is no image {ref} in its registry")
+    if any(word in said for word in _UNREACHABLE):
+        return RegistryUnreachable(f"the registry {registry_of(ref)} cannot be reached: {said[-200:]}")
+    return error

@@ -1,0 +1,308 @@
+"""Images of others: what they come as, that what is wrong with one is told, and that nothing leaves their root."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import io
+import json
+import os
+import stat
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forkyard.errors import InvalidImage
+from forkyard.images import oci
+from forkyard.images.base import BaseImage
+from forkyard.images.foreign import ForeignImages
+from forkyard.images.registry import registry_of
+
+Member = tuple[tarfile.TarInfo, bytes]
+
+
+def file(name: str, data: bytes = b"", **fields: Any) -> Member:
+    member = tarfile.TarInfo(name)
+    for field, value in fields.items():
+        setattr(member, field, value)
+    return member, data
+
+
+def tar_of(*members: Member) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for member, data in members:
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return out.getvalue()
+
+
+def digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def config_of(layers: Iterable[bytes], **top: Any) -> bytes:
+    rootfs = {"type": "layers", "diff_ids": [digest(layer) for layer in layers]}
+    return json.dumps({"architecture": "amd64", "os": "linux", "config": {}, "rootfs": rootfs, **top}).encode()
+
+
+def saved(layers: list[bytes], **top: Any) -> bytes:
+    names = [f"{number}/layer.tar" for number in range(len(layers))]
+    manifest = json.dumps([{"Config": "c.json", "Layers": names}]).encode()
+    entries = [file(name, layer) for name, layer in zip(names, layers, strict=True)]
+    return tar_of(file("c.json", config_of(layers, **top)), *entries, file("manifest.json", manifest))
+
+
+def layout(layers: list[bytes], *, compress: bool = True, platform: dict[str, str] | None = None, **top: Any) -> bytes:
+    blobs = [gzip.compress(layer) if compress else layer for layer in layers]
+    config = config_of(layers, **top)
+    manifest = json.dumps(
+        {"config": {"digest": digest(config)}, "layers": [{"digest": digest(blob)} for blob in blobs]}
+    ).encode()
+    entry = {"digest": digest(manifest), **({"platform": platform} if platform else {})}
+    index = json.dumps({"manifests": [entry]}).encode()
+    named = [file(f"blobs/sha256/{digest(data)[7:]}", data) for data in (*blobs, config, manifest)]
+    return tar_of(file("oci-layout", b'{"imageLayoutVersion": "1.0.0"}'), file("index.json", index), *named)
+
+
+def read(archive: bytes, tmp_path: Path) -> oci.Contents:
+    path = tmp_path / "archive.tar"
+    path.write_bytes(archive)
+    return oci.read_archive(path, tmp_path / "scratch")
+
+
+def unpacked(tmp_path: Path, *layers: bytes, most_bytes: int = 2**30) -> dict[str, Any]:
+    root = tmp_path / "root"
+    root.mkdir()
+    blobs = []
+    for number, layer in enumerate(layers):
+        (tmp_path / f"layer-{number}").write_bytes(layer)
+        blobs.append({"blob": str(tmp_path / f"layer-{number}"), "diff_id": None})
+    (tmp_path / "runtime").write_bytes(tar_of(file("opt/forkyard/runtime/x")))
+    task = {
+        "most_bytes": most_bytes,
+        "layers": blobs,
+        "runtime": str(tmp_path / "runtime"),
+        "files": {"/opt/forkyard/image.json": "{}"},
+        "defaults": {"/etc/hosts": "default"},
+        "links": {"/sbin/init": "/opt/forkyard/agent/init"},
+    }
+    (tmp_path / "task").write_text(json.dumps(task))
+    done = subprocess.run(
+        [sys.executable, "-m", "forkyard.images.unpack", str(root), str(tmp_path / "task")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+# ── what they come as ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("make", [saved, layout])
+def test_an_archive_is_read_with_what_it_says_of_itself(make: Any, tmp_path: Path) -> None:
+    layer = tar_of(file("a", b"1"))
+    config = {
+        "Env": ["A=1", "B=x=y"],
+        "User": "1000",
+        "WorkingDir": "/app",
+        "Cmd": ["run"],
+        "ExposedPorts": {"80/tcp": {}},
+        "Labels": None,
+    }
+    contents = read(make([layer], config=config), tmp_path)
+    assert contents.digest == digest(config_of([layer], config=config))
+    assert [one.diff_id for one in contents.layers] == [digest(layer)]
+    assert (contents.config.env, contents.config.user, contents.config.workdir) == (
+        {"A": "1", "B": "x=y"},
+        "1000",
+        "/app",
+    )
+    assert (contents.config.cmd, contents.config.expose) == (["run"], ["80/tcp"])
+
+
+@pytest.mark.parametrize(
+    ("archive", "why"),
+    [
+        (saved([tar_of(file("a", b"x" * 5000))])[:4000], "cut off"),
+        (layout([tar_of(file("a", os.urandom(50000)))])[:30000], "cut off"),
+        (b"no archive at all", "cut off or no tar"),
+        (tar_of(file("readme")), "neither"),
+        (saved([], architecture="arm64"), "is for linux/arm64"),
+        (saved([], os="windows"), "is for windows/amd64"),
+        (layout([], platform={"os": "linux", "architecture": "s390x"}), "is for linux/s390x"),
+        (saved([], rootfs={"diff_ids": ["sha256:x"]}), "does not name the layers"),
+        (tar_of(file("manifest.json", b'[{"Config": "../../etc/passwd", "Layers": []}]')), "not in the archive"),
+        (tar_of(file("manifest.json", b"[]")), "one image"),
+        (tar_of(file("oci-layout"), file("index.json", b"{}")), "no manifest"),
+        (tar_of(file("oci-layout"), file("index.json", b'{"manifests": [{"digest": "sha256:../x"}]}')), "no sha256"),
+    ],
+)
+def test_what_is_no_image_for_this_machine_is_refused(archive: bytes, why: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidImage, match=why):
+        read(archive, tmp_path)
+
+
+def test_a_blob_that_is_not_what_its_name_says_is_refused(tmp_path: Path) -> None:
+    layer = tar_of(file("a", b"as it was"))
+    with pytest.raises(InvalidImage, match="not what its name says"):
+        read(layout([layer], compress=False).replace(b"as it was", b"not so  !"), tmp_path)
+
+
+def test_registries_are_named_as_docker_names_them() -> None:
+    names = {"debian": "docker.io", "a/b:1": "docker.io", "r.test/a": "r.test", "localhost/a": "localhost"}
+    assert {name: registry_of(name) for name in names} == names
+    assert registry_of("10.0.0.1:5000/a:1") == "10.0.0.1:5000"
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_layers_lie_over_each_other(tmp_path: Path) -> None:
+    first = tar_of(
+        file("dir", type=tarfile.DIRTYPE, mode=0o750),
+        file("dir/gone", b"x"),
+        file("dir/kept", b"old", mode=0o4755, uid=12, gid=34),
+        file("opaque", type=tarfile.DIRTYPE, mode=0o755),
+        file("opaque/lower", b"x"),
+        file("was-dir/inside", b"x"),
+        file("hard", b"", type=tarfile.LNKTYPE, linkname="dir/kept"),
+        file("null", type=tarfile.CHRTYPE, devmajor=1, devminor=3, mode=0o666),
+        file("pipe", type=tarfile.FIFOTYPE),
+        file("capable", b"x", pax_headers={"SCHILY.xattr.user.colour": "green"}),
+    )
+    second = tar_of(
+        file("dir/.wh.gone"),
+        file("opaque/upper", b"y"),
+        file("opaque/.wh..wh..opq"),
+        file("was-dir", b"a file now"),
+        file("dir/new", b"n"),
+        file("etc/hosts", b"its own"),
+    )
+    assert unpacked(tmp_path, first, gzip.compress(second)) == {"systemd": False}
+    root = tmp_path / "root"
+    assert sorted(path.name for path in (root / "dir").iterdir()) == ["kept", "new"]
+    status = (root / "dir" / "kept").stat()
+    assert (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, status.st_nlink) == (0o4755, 12, 34, 2)
+    assert [path.name for path in (root / "opaque").iterdir()] == ["upper"]
+    assert (root / "was-dir").read_text() == "a file now"
+    assert (root / "null").stat().st_rdev == os.makedev(1, 3)
+    assert stat.S_ISFIFO((root / "pipe").stat().st_mode)
+    assert (root / "etc" / "hosts").read_text() == "its own"
+    assert (root / "sbin" / "init").readlink() == Path("/opt/forkyard/agent/init")
+    try:
+        assert os.getxattr(root / "capable", "user.colour") == b"green"
+    except OSError:
+        assert "tmpfs" in subprocess.run(["stat", "-fc", "%T", tmp_path], capture_output=True, text=True).stdout
+
+
+def test_systemd_is_found_and_kept_beside_our_init(tmp_path: Path) -> None:
+    layer = tar_of(
+        file("usr/lib/systemd/systemd", b"x", mode=0o755),
+        file("lib", type=tarfile.SYMTYPE, linkname="usr/lib"),
+        file("sbin", type=tarfile.SYMTYPE, linkname="usr/sbin"),
+        file("usr/sbin/init", type=tarfile.SYMTYPE, linkname="/lib/systemd/systemd"),
+    )
+    assert unpacked(tmp_path, layer) == {"systemd": True}
+    assert (tmp_path / "root/opt/forkyard/system").read_text() == "/usr/lib/systemd/systemd\n"
+    assert (tmp_path / "root/usr/sbin/init").readlink() == Path("/opt/forkyard/agent/init")
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [file("../evil", b"x")],
+        [file("a/../../evil", b"x")],
+        [file("/evil", b"x")],
+        [file("x", type=tarfile.LNKTYPE, linkname="../evil")],
+        [file("x", type=tarfile.LNKTYPE, linkname="missing")],
+        [file("a", b"x"), file("a/.wh.b"), file("a/b/.wh.c")],
+    ],
+)
+def test_what_leads_out_is_refused(members: list[Member], tmp_path: Path) -> None:
+    answer = unpacked(tmp_path, tar_of(*members))
+    assert "refused" in answer or "failed" in answer
+    assert not (tmp_path / "evil").exists()
+
+
+def test_links_that_lead_out_lead_nowhere_but_into_the_image(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    layer = tar_of(
+        file("up", type=tarfile.SYMTYPE, linkname="../../../../../../.."),
+        file(f"up{tmp_path}/outside/evil", b"x"),
+        file("abs", type=tarfile.SYMTYPE, linkname=str(outside)),
+        file("abs/evil", b"x"),
+        file("opt", type=tarfile.SYMTYPE, linkname=str(outside)),
+        file("etc", type=tarfile.SYMTYPE, linkname="/../../.."),
+        file("sbin", type=tarfile.SYMTYPE, linkname=str(outside)),
+    )
+    answer = unpacked(tmp_path, layer)
+    assert not list(outside.iterdir()), answer
+    assert not (tmp_path / "hosts").exists()
+
+
+def test_a_layer_that_is_cut_off_or_too_large_is_refused(tmp_path: Path) -> None:
+    whole = gzip.compress(tar_of(file("a", os.urandom(100_000))))
+    for number, (blob, most_bytes, why) in enumerate(
+        [(whole[:50_000], 2**30, "cut off"), (whole, 50_000, "larger"), (b"\x1f\x8bno gzip", 2**30, "unpacked")]
+    ):
+        place = tmp_path / str(number)
+        place.mkdir()
+        assert why in unpacked(place, blob, most_bytes=most_bytes)["refused"]
+
+
+# ── imports ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ForeignImages:
+    base = tmp_path / "cache" / "images" / "base"
+    base.mkdir(parents=True)
+    for name in ("disk.raw", "vmlinuz", "initramfs.cpio"):
+        (base / name).write_bytes(b"base")
+
+    async def runtime(_: BaseImage) -> Path:
+        (tmp_path / "runtime.tar").write_bytes(tar_of(file("opt/forkyard/runtime/x")))
+        return tmp_path / "runtime.tar"
+
+    monkeypatch.setattr("forkyard.images.foreign.ensure_runtime", runtime)
+    image = BaseImage("base", base, base / "disk.raw", base / "vmlinuz", base / "initramfs.cpio", "6.1", 1)
+    return ForeignImages(tmp_path / "cache", image)
+
+
+def test_equal_images_are_one_whatever_they_are_called(images: ForeignImages, tmp_path: Path) -> None:
+    layer = tar_of(file("hello", b"x"))
+    (tmp_path / "a.tar").write_bytes(saved([layer]))
+    (tmp_path / "b.tar").write_bytes(layout([layer]))
+    (tmp_path / "c.tar").write_bytes(saved([tar_of(file("other", b"y"))]))
+
+    async def go() -> None:
+        first = await images.import_("one", lambda *_: None, archive=tmp_path / "a.tar")
+        second = await images.import_("two", lambda *_: None, archive=tmp_path / "b.tar")
+        assert first.id == second.id
+        assert second.names == ["one", "two"]
+        image = images.image(first.id)
+        assert image is not None
+        assert image.disk.stat().st_size == second.size_bytes
+        assert image.kernel.read_bytes() == b"base"
+        third = await images.import_("one", lambda *_: None, archive=tmp_path / "c.tar")
+        found = await images.find("one")
+        assert found is not None
+        assert found.id == third.id != first.id, "a name stands for what was imported last"
+        assert {one.id for one in await images.all()} == {first.id, third.id}
+        with pytest.raises(InvalidImage):
+            (tmp_path / "d.tar").write_bytes(saved([tar_of(file("../x"))]))
+            await images.import_("bad", lambda *_: None, archive=tmp_path / "d.tar")
+        left = [path.name for path in (tmp_path / "cache" / "images").iterdir() if path.is_dir()]
+        assert sorted(left) == sorted(["base", first.id[4:], third.id[4:]]), "nothing half is left"
+
+    asyncio.run(go())

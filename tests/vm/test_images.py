@@ -1,0 +1,83 @@
+"""Machines of images that are not ours: with nothing in them but one program, with nothing at all, with systemd."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from forkyard import BuildFailed, CommandNotFound, Spec
+
+from .conftest import Daemon
+from .image_archives import BUSYBOX_CONFIG, busybox_layer, saved
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_an_image_without_python_systemd_or_bash_is_a_whole_machine(own_daemon: Daemon, tmp_path: Path) -> None:
+    archive = tmp_path / "busybox.tar"
+    archive.write_bytes(saved([busybox_layer()], BUSYBOX_CONFIG))
+    spec = Spec().from_image(archive).size(memory_mib=256, disk_gib=6)
+    with own_daemon.client() as fy:
+        began = time.monotonic()
+        image = fy.images.import_(str(archive))
+        imported_s = time.monotonic() - began
+        assert (image.systemd, image.config.user) == (False, "app")
+        began = time.monotonic()
+        first = fy.sandboxes.create(spec=spec)
+        first_s = time.monotonic() - began
+        began = time.monotonic()
+        second = fy.sandboxes.create(spec=spec)
+        second_s = time.monotonic() - began
+        print(f"import {imported_s:.2f} s, first create {first_s:.2f} s, second {second_s:.3f} s")
+
+        seen = first.exec("id -un; pwd; echo $GREETING; id -u 2>&1 | wc -l")
+        assert seen.stdout.split() == ["app", "/srv", "hello", "1"]
+        assert first.exec("id -un", user="root").stdout == "root\n"
+        assert first.exec(["id", "-u"], user="4321:99").stdout == "4321\n"
+        assert int(first.exec("df -k / | grep /dev | head -1", user="root").stdout.split()[1]) > 5 * 2**20
+        second.files.write("/srv/mine", "second")
+        second.files.upload(tmp_path, "/srv/uploaded")
+        assert second.exec("ls /srv/uploaded").stdout == "busybox.tar\n"
+
+        (child,) = second.fork(1)
+        assert child.exec("cat mine").stdout == "second"
+        second.stop()
+        second.start()
+        assert second.exec("cat /srv/mine; id -un").stdout == "secondapp\n"
+        for sandbox in (first, second, child):
+            sandbox.delete()
+
+        # Steps over it, and one that takes all there is.
+        more = spec.run("echo made > /srv/made", user="root").layer()
+        with fy.sandboxes.create(spec=more) as third:
+            assert third.exec("cat made").stdout == "made\n"
+        with pytest.raises(BuildFailed, match="exited with 1") as full:
+            fy.builds.create(more.run("dd if=/dev/zero of=/srv/big bs=1M", user="root")).wait()
+        assert "No space left" in full.value.details["log"]
+        for build in fy.builds.list():
+            build.delete()
+        fy.builds.prune()
+
+
+def test_a_dockerfile_that_starts_from_nothing(own_daemon: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "busybox").write_bytes(Path("/bin/busybox").read_bytes())
+    (tmp_path / "busybox").chmod(0o755)
+    text = """
+FROM debian AS build
+RUN printf '#include <stdio.h>\\nint main(void) { puts("from C"); }' > /m.c && gcc -static -o /made /m.c
+FROM scratch
+COPY --from=build /made /bin/made
+ENV COLOUR=green
+WORKDIR /work
+CMD ["/bin/made"]
+"""
+    with own_daemon.client() as fy, fy.sandboxes.create(spec=Spec().dockerfile(text, tmp_path)) as sandbox:
+        assert sandbox.exec(["/bin/made"]).stdout == "from C\n"
+        assert sandbox.exec("/bin/made").stdout == "from C\n", "a program needs no shell"
+        with pytest.raises(CommandNotFound, match="there is no shell"):
+            sandbox.exec("made | cat")
+        assert [entry.name for entry in sandbox.files.list("/bin")] == ["made"]
+        sandbox.delete()
+        fy.builds.prune()
