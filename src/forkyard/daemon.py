@@ -22,6 +22,8 @@ from forkyard import faults
 from forkyard.api.app import create_app
 from forkyard.api.inside import InsideGit
 from forkyard.builds.builds import Builds
+from forkyard.builds.runs import Runs
+from forkyard.builds.schedules import Schedules
 from forkyard.compat.e2b.facade import E2b
 from forkyard.compat.freestyle.facade import Freestyle
 from forkyard.control.placement import Limits
@@ -115,6 +117,7 @@ async def serve(settings: Settings) -> None:
             _ssh_gateway(settings, control),
             _git_hosting(settings, control, sockets[0]) as hosting,
             _builds(settings, control) as builds,
+            _schedules(control, builds) as (runs, schedules),
             _serving_inside(InsideGit(hosting, control.inside), inner),
         ):
             plain, secure = sockets[:2], sockets[2:]
@@ -125,7 +128,7 @@ async def serve(settings: Settings) -> None:
             )
             control.previews.address = _address(settings, *(one.getsockname()[1] for one in (plain[0], *secure)))
             control.domains.nameservers = settings.nameservers
-            freestyle = Freestyle(gateway, control, hosting, builds, api_hosts=names)
+            freestyle = Freestyle(gateway, control, hosting, builds, runs, schedules, api_hosts=names)
             front = E2b(freestyle, control, api_hosts=names)
             server = Server(configured(front, grace_s=GRACE_S))
             tasks = [
@@ -261,6 +264,18 @@ async def _builds(settings: Settings, control: ControlPlane) -> AsyncIterator[Bu
         yield builds
     finally:
         await builds.stop()
+
+
+@contextlib.asynccontextmanager
+async def _schedules(control: ControlPlane, builds: Builds) -> AsyncIterator[tuple[Runs, Schedules]]:
+    runs = Runs(control, builds)
+    schedules = Schedules(control, runs)
+    await runs.start()
+    await schedules.start()
+    try:
+        yield runs, schedules
+    finally:
+        await schedules.stop()
 
 
 @contextlib.asynccontextmanager

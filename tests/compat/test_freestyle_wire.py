@@ -66,18 +66,13 @@ def vm(api: httpx.Client) -> str:
 
 
 def _table() -> list[tuple[str, str]]:
-    text = (SOURCES / "routes.py").read_text()
-    names = {"vm": "/v1/vms/{vm}", "pty": "/v1/vms/{vm}/pty"}
-    found = re.findall(r'Route\(\s*"([A-Z]+)", f?"?([^",]+)"?,', text)
-    table = []
-    for method, path in found:
-        path = names.get(path, path)
-        for name, value in names.items():
-            path = path.replace(f"{{{name}}}", value) if path.startswith(f"{{{name}}}") else path
-        path = path.replace("{{", "{").replace("}}", "}")
-        if method != "WEBSOCKET" and path.startswith("/"):
-            table.append((method, re.sub(r"\{\w+\}", "x", path)))
-    return table
+    class Anything:
+        def __getattr__(self, _: str) -> Anything:
+            return self
+
+    found = routes.all_routes(Anything())  # type: ignore[arg-type]
+    plain = [(route.method, re.sub(r"\{\w+\}", "x", route.path)) for route in found]
+    return [(method, path) for method, path in plain if method != "WEBSOCKET"]
 
 
 def _is_error(answer: httpx.Response) -> bool:

@@ -26,6 +26,8 @@ import uvicorn
 
 from forkyard.api.app import create_app
 from forkyard.builds.builds import Builds
+from forkyard.builds.runs import Runs
+from forkyard.builds.schedules import Schedules
 from forkyard.compat.e2b.facade import E2b
 from forkyard.compat.freestyle.facade import Freestyle
 from forkyard.control.plane import ControlPlane
@@ -174,6 +176,10 @@ class Daemon:
         await self.hosting.start()
         self.builds = Builds(self._control, self.root / "state" / "builds")
         await self.builds.start()
+        self.runs = Runs(self._control, self.builds)
+        self.schedules = Schedules(self._control, self.runs)
+        await self.runs.start()
+        await self.schedules.start()
         await self._listen()
         self.hosting.url = self.url
 
@@ -185,7 +191,7 @@ class Daemon:
         unix = socket.socket(socket.AF_UNIX)
         unix.bind(str(self.socket))
         app = create_app(self._control, hosting=self.hosting, builds=self.builds)
-        self._freestyle = Freestyle(app, self._control, self.hosting, self.builds)
+        self._freestyle = Freestyle(app, self._control, self.hosting, self.builds, self.runs, self.schedules)
         self._e2b = E2b(self._freestyle, self._control, default_user=getpass.getuser())
         config = uvicorn.Config(
             self._e2b,
@@ -214,6 +220,7 @@ class Daemon:
 
     async def _stop(self) -> None:
         await self._close()
+        await self.schedules.stop()
         await self.builds.stop()
         await self.hosting.stop()
         await self._control.stop(destroy=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import posixpath
 import shlex
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from forkyard.builds import copies, machine_image
@@ -95,10 +95,13 @@ class _Doing:
     async def do(self, together: list[Step]) -> None:
         step, context = self.step, self.context
         if step.apt is not None:
-            names = " ".join(map(shlex.quote, step.apt))
-            get = "apt-get -q -o Dpkg::Use-Pty=0"
-            command = f"{get} update && {get} install -y --no-install-recommends -- {names}"
-            await self._run(command, user="root", cwd="/", timeout_s=APT_S, env={"DEBIAN_FRONTEND": "noninteractive"})
+            await self._run(
+                _apt(step.apt),
+                user="root",
+                cwd="/",
+                timeout_s=APT_S,
+                env={"DEBIAN_FRONTEND": "noninteractive"},
+            )
         elif step.files is not None:
             for path, file in step.files.items():
                 await self._write(path, file)
@@ -172,6 +175,16 @@ class _Doing:
     async def _wait(self, wait: WaitStep) -> None:
         command = f'until timeout 30 bash -c "$FORKYARD_READY" >/dev/null 2>&1; do sleep {wait.interval_s:g}; done'
         await self._run(command, timeout_s=wait.timeout_s, env={"FORKYARD_READY": wait.command})
+
+
+def _apt(packages: Sequence[str]) -> str:
+    """What is there already, in whatever version, is not looked for elsewhere."""
+    names, get = " ".join(map(shlex.quote, packages)), "apt-get -q -o Dpkg::Use-Pty=0"
+    install = f"{get} update && {get} install -y --no-install-recommends -- {names}"
+    if any("=" in name or ":" in name for name in packages):
+        return install
+    there = f"dpkg-query -W -f '${{db:Status-Status}}\\n' -- {names} 2>/dev/null | grep -cx installed"
+    return f'[ "$({there})" = {len(set(packages))} ] || {{ {install}; }}'
 
 
 async def _once(content: bytes) -> AsyncIterator[bytes]:

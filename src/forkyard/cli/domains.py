@@ -22,13 +22,15 @@ def domains_command() -> None:
 
 @domains_command.command("add", cls=Verb)
 @click.argument("domain")
-@click.argument("sandbox_id", metavar="ID")
-@click.argument("port", type=_PORT)
+@click.argument("sandbox_id", metavar="[ID", required=False)
+@click.argument("port", metavar="PORT]", type=_PORT, required=False)
 @pass_app
-def add(app: App, domain: str, sandbox_id: str, port: int) -> None:
-    """Map a domain to a port of a sandbox, and print the TXT record that shows it is yours."""
+def add(app: App, domain: str, sandbox_id: str | None, port: int | None) -> None:
+    """Map a domain to a port of a sandbox, now or later, and print the TXT record that shows it is yours."""
+    if (sandbox_id is None) != (port is None):
+        raise click.UsageError("give the id of a sandbox and a port, or neither")
     with app.client() as client:
-        info = client.domains.add(domain, find_sandbox(client, sandbox_id), port)
+        info = client.domains.add(domain, None if sandbox_id is None else find_sandbox(client, sandbox_id), port)
     if app.json:
         app.print_json(info)
         return
@@ -70,8 +72,8 @@ def ls(app: App) -> None:
         (
             (
                 info.domain,
-                info.sandbox_id,
-                str(info.port),
+                info.sandbox_id or "-",
+                str(info.port or "-"),
                 "verified" if info.verified else "not verified",
                 show.age(info.created_at),
             )
@@ -91,4 +93,5 @@ def rm(app: App, domain: str) -> None:
 
 
 def _show(app: App, info: DomainInfo) -> None:
-    app.print_json(info) if app.json else click.echo(f"{info.domain} -> {info.sandbox_id}:{info.port}")
+    where = f"{info.sandbox_id}:{info.port}" if info.sandbox_id else "nothing yet"
+    app.print_json(info) if app.json else click.echo(f"{info.domain} -> {where}")

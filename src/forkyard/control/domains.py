@@ -22,6 +22,8 @@ from forkyard.models.network import DomainCreate, DomainInfo, DomainMap
 from forkyard.store.records import DomainRecord
 
 RECORD_PREFIX = "_forkyard"
+#: What clients of other services tell their users to set.
+OTHER_PREFIXES = ("_freestyle_custom_hostname",)
 LOOKUP_S = 10.0
 _OURS = "localhost"
 
@@ -37,7 +39,8 @@ class Domains:
 
     async def add(self, request: DomainCreate) -> DomainInfo:
         self._check_name(request.domain)
-        await self._ground.record(request.sandbox_id)
+        if request.sandbox_id is not None:
+            await self._ground.record(request.sandbox_id)
         token = "forkyard-" + secrets.token_hex(16)
         record = DomainRecord(request.domain, request.sandbox_id, request.port, token, None, datetime.now(UTC))
         if not await self._ground.store.add_domain(record):
@@ -54,11 +57,17 @@ class Domains:
         await self.refresh()
         return domain_info(_there(mapped, domain))
 
+    async def unmap(self, domain: str) -> DomainInfo:
+        """It stays, and so does that it was verified."""
+        unmapped = await self._ground.store.map_domain(domain.lower(), None, None)
+        await self.refresh()
+        return domain_info(_there(unmapped, domain))
+
     async def verify(self, domain: str) -> DomainInfo:
         """Look for the record. A domain that was verified stays so."""
         record = _there(await self.find(domain.lower()), domain)
         if record.verified_at is None:
-            found = await self._lookup(_record_name(record.domain))
+            found = [text for name in _record_names(record.domain) for text in await self._lookup(name)]
             if record.token not in found:
                 seen = f"it holds {', '.join(map(repr, found[:3]))}" if found else "there is none"
                 raise DomainUnverified(
@@ -134,6 +143,10 @@ def domain_info(record: DomainRecord) -> DomainInfo:
 
 def _record_name(domain: str) -> str:
     return f"{RECORD_PREFIX}.{domain}"
+
+
+def _record_names(domain: str) -> list[str]:
+    return [f"{prefix}.{domain}" for prefix in (RECORD_PREFIX, *OTHER_PREFIXES)]
 
 
 def _there(record: DomainRecord | None, domain: str) -> DomainRecord:

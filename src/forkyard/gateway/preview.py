@@ -140,7 +140,7 @@ class Gateway:
     async def _mapped(self, name: str) -> Target:
         """The target of a user's domain. Anything else is a name that somebody pointed at us."""
         record = await self._control.domains.find(name)
-        if record is None:
+        if record is None or record.sandbox_id is None or record.port is None:
             raise DomainNotFound(
                 f"no sandbox is mapped to the name {name[:253]!r}, and this daemon has another; if the domain is yours: "
                 "`forkyard domains add DOMAIN ID PORT`"

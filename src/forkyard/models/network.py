@@ -171,8 +171,16 @@ class PreviewInfo(Answer):
 
 class DomainCreate(Request):
     domain: DomainPattern
-    sandbox_id: str
-    port: Port
+    sandbox_id: str | None = Field(
+        None, description="With `port`; without both it can be verified first, and mapped later."
+    )
+    port: Port | None = None
+
+    @model_validator(mode="after")
+    def _both(self) -> Self:
+        if (self.sandbox_id is None) != (self.port is None):
+            raise ValueError("sandbox_id and port go together")
+        return self
 
 
 class DomainMap(Request):
@@ -182,8 +190,8 @@ class DomainMap(Request):
 
 class DomainInfo(Answer):
     domain: str
-    sandbox_id: str
-    port: int
+    sandbox_id: str | None = Field(None, description="Null: it is mapped to nothing.")
+    port: int | None = None
     verified: bool
     record_name: str = Field(description="Name of the TXT record that proves whose domain it is.")
     record_value: str

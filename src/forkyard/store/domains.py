@@ -72,7 +72,7 @@ class PreviewQueries(Database):
 
         return await self._write(work)
 
-    async def map_domain(self, domain: str, sandbox_id: str, port: int) -> DomainRecord | None:
+    async def map_domain(self, domain: str, sandbox_id: str | None, port: int | None) -> DomainRecord | None:
         return await self._change(domain, "domain.mapped", sandbox_id=sandbox_id, port=port)
 
     async def verify_domain(self, domain: str) -> DomainRecord | None:

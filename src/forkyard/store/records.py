@@ -157,8 +157,8 @@ class SshKeyRecord:
 @dataclass(frozen=True)
 class DomainRecord:
     domain: str
-    sandbox_id: str
-    port: int
+    sandbox_id: str | None
+    port: int | None
     token: str
     verified_at: datetime | None
     created_at: datetime

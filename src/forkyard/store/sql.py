@@ -41,6 +41,7 @@ from forkyard.store.records import (
 from forkyard.store.remotes import RemoteQueries
 from forkyard.store.retention import Retention
 from forkyard.store.reviews import ReviewQueries
+from forkyard.store.runs import RunQueries
 from forkyard.store.secrets import SecretQueries
 from forkyard.store.snapshots import SnapshotQueries
 from forkyard.store.ssh import SshQueries
@@ -91,6 +92,7 @@ class Store(
     RemoteQueries,
     ReviewQueries,
     VolumeQueries,
+    RunQueries,
     Retention,
 ):
     """Open with `Store.open`."""

@@ -217,8 +217,8 @@ domains = sa.Table(
     "domains",
     metadata,
     sa.Column("domain", sa.String(253), primary_key=True),
-    sa.Column("sandbox_id", sa.String(32), sa.ForeignKey("sandboxes.id"), nullable=False),
-    sa.Column("port", sa.Integer, nullable=False),
+    sa.Column("sandbox_id", sa.String(32), sa.ForeignKey("sandboxes.id")),  # null: mapped to nothing
+    sa.Column("port", sa.Integer),
     sa.Column("token", sa.String(64), nullable=False),  # what the TXT record must hold
     sa.Column("verified_at", UtcDateTime),
     sa.Column("created_at", UtcDateTime, nullable=False),
@@ -454,5 +454,41 @@ builds = sa.Table(
     sa.Column("created_at", UtcDateTime, nullable=False),
     sa.Column("finished_at", UtcDateTime),
     sa.Index(None, "created_at", "id"),
+    sa.Index(None, "state"),
+)
+
+schedules = sa.Table(
+    "schedules",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("key_id", sa.String(32), nullable=False),
+    sa.Column("name", sa.Text),
+    sa.Column("cron", sa.Text, nullable=False),
+    sa.Column("timezone", sa.Text, nullable=False),
+    sa.Column("retries", sa.Integer, nullable=False),
+    sa.Column("request", sa.JSON, nullable=False),
+    sa.Column("active", sa.Boolean, nullable=False),
+    sa.Column("next_at", UtcDateTime),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("updated_at", UtcDateTime, nullable=False),
+)
+
+runs = sa.Table(
+    "runs",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("schedule_id", sa.String(32), sa.ForeignKey("schedules.id")),
+    sa.Column("key_id", sa.String(32), nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("max_attempts", sa.Integer, nullable=False),
+    sa.Column("request", sa.JSON, nullable=False),
+    sa.Column("outcome", sa.JSON),
+    sa.Column("run_at", UtcDateTime, nullable=False),
+    sa.Column("next_at", UtcDateTime),
+    sa.Column("started_at", UtcDateTime),
+    sa.Column("finished_at", UtcDateTime),
+    sa.Index(None, "run_at"),
+    sa.Index(None, "schedule_id"),
     sa.Index(None, "state"),
 )

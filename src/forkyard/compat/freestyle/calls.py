@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -15,6 +16,8 @@ from forkyard.control.identities import Principal
 
 #: Files come inside the JSON, in base64.
 MAX_BODY_BYTES = 96 * 2**20
+#: There is one account: this daemon.
+ACCOUNT = "forkyard"
 USER_HEADER = "x-freestyle-vm-linux-user-id"
 _USER = re.compile(r"[a-z_][a-z0-9_.-]{0,31}", re.ASCII)
 M = TypeVar("M", bound="Body")
@@ -92,3 +95,7 @@ def said(error: ValidationError) -> str:
 def done(content: Any = None, status: int = 200) -> Json:
     """Every answer has a body: clients parse it."""
     return Json({} if content is None else content, status)
+
+
+def time_of(at: datetime | None) -> str | None:
+    return None if at is None else at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -18,6 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from forkyard.builds.builds import Builds
+from forkyard.builds.runs import Runs
+from forkyard.builds.schedules import Schedules
 from forkyard.compat.freestyle.calls import USER_HEADER, Call
 from forkyard.compat.freestyle.errors import Refused, answer, refusal
 from forkyard.compat.freestyle.routes import ROOTS, Parts, Route, Table
@@ -41,6 +43,8 @@ class Freestyle:
         control: ControlPlane,
         hosting: GitHosting,
         builds: Builds,
+        runs: Runs,
+        schedules: Schedules,
         *,
         api_hosts: Collection[str] = (),
     ) -> None:
@@ -49,7 +53,7 @@ class Freestyle:
         self._control = control
         self._hosting = hosting
         self._api_hosts = frozenset(host.lower() for host in api_hosts)
-        self._parts = Parts(control, hosting, builds)
+        self._parts = Parts(control, hosting, builds, runs, schedules)
         self._table = Table(self._parts)
 
     async def aclose(self) -> None:

@@ -15,12 +15,19 @@ from urllib.parse import unquote
 from starlette.responses import Response
 
 from forkyard.builds.builds import Builds
+from forkyard.builds.runs import Runs
+from forkyard.builds.schedules import Schedules
 from forkyard.compat.freestyle.account import Account
 from forkyard.compat.freestyle.background import Background
 from forkyard.compat.freestyle.calls import Call
+from forkyard.compat.freestyle.domains import Domains
 from forkyard.compat.freestyle.errors import Refused, not_served
+from forkyard.compat.freestyle.git import Git
+from forkyard.compat.freestyle.git_content import GitContent
+from forkyard.compat.freestyle.identities import Identities
 from forkyard.compat.freestyle.inside import Inside
 from forkyard.compat.freestyle.pty import Pty
+from forkyard.compat.freestyle.serverless import Serverless
 from forkyard.compat.freestyle.snapshots import Snapshots
 from forkyard.compat.freestyle.systemd import Systemd
 from forkyard.compat.freestyle.terminals import Terminals
@@ -53,21 +60,128 @@ class Route:
 class Parts:
     """The handlers, by what they are about."""
 
-    def __init__(self, control: ControlPlane, hosting: GitHosting, builds: Builds) -> None:
+    def __init__(
+        self, control: ControlPlane, hosting: GitHosting, builds: Builds, runs: Runs, schedules: Schedules
+    ) -> None:
         self.background = Background()
-        self.account = Account()
-        self.vms = Vms(control, hosting, builds, self.background)
+        self.account = Account(control, builds, runs, self.background)
+        self.serverless = Serverless(runs, schedules)
+        self.domains = Domains(control)
+        self.vms = Vms(control, hosting, builds, self.background, self.domains)
         self.inside = Inside(control, self.vms)
         self.terminals = Terminals(control, self.vms)
         self.pty = Pty(control)
         self.systemd = Systemd(control, self.vms)
+        self.git = Git(hosting)
+        self.content = GitContent(hosting, self.git)
+        self.identities = Identities(control, hosting)
         self.snapshots = Snapshots(control, builds, self.vms, self.background)
 
     async def aclose(self) -> None:
         await self.background.aclose()
 
 
-def _routes(parts: Parts) -> list[Route]:
+def all_routes(parts: Parts) -> list[Route]:
+    return [*_vms(parts), *_git(parts), *_identities(parts), *_domains(parts), *_serverless(parts)]
+
+
+def _serverless(parts: Parts) -> list[Route]:
+    runs, one, serverless = "/execute/v1/deployments", "/v1/cron/schedules/{id}", parts.serverless
+    return [
+        Route("POST", "/execute/v3/script", serverless.run),
+        Route("GET", runs, serverless.listed),
+        Route("GET", f"{runs}/{{id}}", serverless.get),
+        Route("GET", f"{runs}/{{id}}/output", serverless.output),
+        Route("GET", "/v1/cron/schedules", serverless.schedules),
+        Route("POST", "/v1/cron/schedules", serverless.create_schedule),
+        Route("GET", one, serverless.schedule),
+        Route("PATCH", one, serverless.update_schedule),
+        Route("DELETE", one, serverless.delete_schedule),
+        Route("GET", f"{one}/executions", serverless.executions),
+        Route("GET", f"{one}/success-rate", serverless.success_rate),
+        Route("GET", f"{one}/metrics-timeline", serverless.timeline),
+        Route("GET", "/observability/v1/logs", parts.account.logs),
+    ]
+
+
+def _domains(parts: Parts) -> list[Route]:
+    verifications, mapping, domains = "/domains/v1/verifications", "/domains/v1/mappings/{domain}", parts.domains
+    return [
+        Route("GET", verifications, domains.verifications),
+        Route("POST", verifications, domains.verify),
+        Route("PUT", verifications, domains.complete),
+        Route("DELETE", verifications, domains.cancel),
+        Route("GET", "/domains/v1/domains", domains.listed),
+        Route("POST", "/domains/v1/certs/{domain}/wildcard", domains.certificate),
+        Route("GET", "/domains/v1/mappings", domains.mappings),
+        Route("POST", mapping, domains.map),
+        Route("DELETE", mapping, domains.unmap),
+    ]
+
+
+def _git(parts: Parts) -> list[Route]:
+    repo, git, content = "/git/v1/repo/{repo}", parts.git, parts.content
+    return [
+        Route("POST", "/git/v1/repo", git.create),
+        Route("GET", "/git/v1/repo", git.listed, "anyone"),
+        Route("GET", repo, git.get, "read"),
+        Route("DELETE", repo, git.delete),
+        Route("GET", f"{repo}/default-branch", git.default_branch, "read"),
+        Route("PUT", f"{repo}/default-branch", git.set_default_branch),
+        Route("GET", f"{repo}/visibility", git.visibility, "read"),
+        Route("PUT", f"{repo}/visibility", git.set_visibility),
+        Route("GET", f"{repo}/git/refs/heads/{{branch}}", git.branch, "read"),
+        Route("POST", f"{repo}/git/refs/heads/{{branch}}", git.create_branch, "write"),
+        Route("GET", f"{repo}/git/refs/tags/{{tag}}", git.tag, "read"),
+        Route("GET", f"{repo}/git/tags/{{sha}}", git.tag_by_sha, "read"),
+        Route("GET", f"{repo}/git/commits", git.commits, "read"),
+        Route("GET", f"{repo}/git/commits/{{sha}}", git.commit, "read"),
+        Route("POST", f"{repo}/commits", git.create_commit, "write"),
+        Route("GET", f"{repo}/git/blobs/{{sha}}", content.blob, "read"),
+        Route("GET", f"{repo}/git/trees/{{sha}}", content.tree, "read"),
+        Route("GET", f"{repo}/contents/{{path}}", content.contents, "read"),
+        Route("GET", f"{repo}/tarball", content.tarball, "read"),
+        Route("GET", f"{repo}/zip", content.zip, "read"),
+        Route("GET", f"{repo}/compare", content.compare, "read"),
+        Route("GET", f"{repo}/search", content.search, "read"),
+        Route("GET", f"{repo}/search/files", content.search_files, "read"),
+        Route("GET", f"{repo}/search/commits", content.search_commits, "read"),
+        Route("GET", f"{repo}/search/diffs", content.search_diffs, "read"),
+        Route("GET", f"{repo}/trigger", git.triggers),
+        Route("POST", f"{repo}/trigger", git.create_trigger),
+        Route("DELETE", f"{repo}/trigger/{{trigger}}", git.delete_trigger),
+        Route("GET", f"{repo}/github-sync", git.mirror),
+        Route("POST", f"{repo}/github-sync", git.set_mirror),
+        Route("DELETE", f"{repo}/github-sync", git.unset_mirror),
+    ]
+
+
+def _identities(parts: Parts) -> list[Route]:
+    one, found = "/identity/v1/identities/{identity}", parts.identities
+    repo, vm = f"{one}/permissions/git/{{repo}}", f"{one}/permissions/vm/{{vm_id}}"
+    return [
+        Route("GET", "/auth/v1/whoami", parts.account.whoami, "anyone"),
+        Route("GET", "/auth/v1/background-requests/{id}", parts.background.look),
+        Route("GET", "/identity/v1/identities", found.listed),
+        Route("POST", "/identity/v1/identities", found.create),
+        Route("DELETE", one, found.delete),
+        Route("GET", f"{one}/tokens", found.tokens),
+        Route("POST", f"{one}/tokens", found.create_token),
+        Route("DELETE", f"{one}/tokens/{{token}}", found.revoke_token),
+        Route("GET", f"{one}/permissions/git", found.repos),
+        Route("GET", repo, found.repo),
+        Route("POST", repo, found.grant_repo),
+        Route("PUT", repo, found.update_repo),
+        Route("DELETE", repo, found.revoke_repo),
+        Route("GET", f"{one}/permissions/vm", found.vms),
+        Route("GET", vm, found.vm),
+        Route("POST", vm, found.grant_vm),
+        Route("PUT", vm, found.update_vm),
+        Route("DELETE", vm, found.revoke_vm),
+    ]
+
+
+def _vms(parts: Parts) -> list[Route]:
     vm, pty = "/v1/vms/{vm}", "/v1/vms/{vm}/pty"
     vms, inside, systemd, snapshots = parts.vms, parts.inside, parts.systemd, parts.snapshots
     return [
@@ -113,8 +227,6 @@ def _routes(parts: Parts) -> list[Route]:
         Route("POST", f"{vm}/systemd/start", systemd.start, "vm"),
         Route("POST", f"{vm}/systemd/stop", systemd.stop, "vm"),
         Route("POST", f"{vm}/systemd/restart", systemd.restart, "vm"),
-        Route("GET", "/auth/v1/whoami", parts.account.whoami, "anyone"),
-        Route("GET", "/auth/v1/background-requests/{id}", parts.background.look),
     ]
 
 
@@ -124,7 +236,7 @@ async def _websocket(_: Call) -> Response:
 
 class Table:
     def __init__(self, parts: Parts) -> None:
-        self._routes = [(_pattern(route.path), route) for route in _routes(parts)]
+        self._routes = [(_pattern(route.path), route) for route in all_routes(parts)]
 
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
         other = False

@@ -9,10 +9,10 @@ from starlette.responses import Response
 from forkyard.builds.builds import Builds
 from forkyard.compat.freestyle import models, specs
 from forkyard.compat.freestyle.background import Background, Progress
-from forkyard.compat.freestyle.calls import Call, done
+from forkyard.compat.freestyle.calls import Call, done, time_of
 from forkyard.compat.freestyle.errors import Refused
 from forkyard.compat.freestyle.notes import instance_of
-from forkyard.compat.freestyle.vms import Vms, build_row, setup_failed, time_of
+from forkyard.compat.freestyle.vms import Vms, build_row, setup_failed
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import BuildFailed, BuildNotFound, Conflict, InvalidRequest
 from forkyard.models import SnapshotInfo

@@ -11,10 +11,10 @@ from pydantic import Field, ValidationError
 from starlette.responses import Response
 
 from forkyard.compat.freestyle import models
-from forkyard.compat.freestyle.calls import Body, Call, done, said
+from forkyard.compat.freestyle.calls import Body, Call, done, said, time_of
 from forkyard.compat.freestyle.errors import Refused
 from forkyard.compat.freestyle.specs import bare, service_fields
-from forkyard.compat.freestyle.vms import Vms, time_of
+from forkyard.compat.freestyle.vms import Vms
 from forkyard.control.plane import ControlPlane
 from forkyard.control.services import Verb
 from forkyard.errors import ForkyardError, ServiceNotReady

@@ -8,10 +8,10 @@ from typing import Any
 
 from starlette.responses import Response
 
-from forkyard.compat.freestyle.calls import Call, done
+from forkyard.compat.freestyle.calls import Call, done, time_of
 from forkyard.compat.freestyle.errors import Refused
 from forkyard.compat.freestyle.inside import TERMINAL
-from forkyard.compat.freestyle.vms import Vms, time_of
+from forkyard.compat.freestyle.vms import Vms
 from forkyard.control.plane import ControlPlane
 from forkyard.guest.base import Guest, Output
 from forkyard.models import ExecInfo

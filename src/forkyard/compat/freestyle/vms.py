@@ -13,15 +13,15 @@ from starlette.responses import Response
 from forkyard.builds.builds import Builds
 from forkyard.compat.freestyle import models, specs
 from forkyard.compat.freestyle.background import Background, Progress
-from forkyard.compat.freestyle.calls import Call, done
+from forkyard.compat.freestyle.calls import Call, done, time_of
+from forkyard.compat.freestyle.domains import FREE, Domains
 from forkyard.compat.freestyle.errors import Refused, not_served, refusal
 from forkyard.compat.freestyle.notes import Note, instance_of, state_of
 from forkyard.control.plane import ControlPlane
-from forkyard.errors import BuildFailed, Conflict, ForkyardError, SandboxNotFound, from_problem
+from forkyard.errors import BuildFailed, ForkyardError, SandboxNotFound, from_problem
 from forkyard.git.hosting import GitHosting
 from forkyard.lifecycle import ENDED, State
 from forkyard.models import SandboxCreate, SandboxFork, SandboxInfo, SandboxResize, SandboxUpdate
-from forkyard.models.network import DomainCreate, DomainMap
 
 BAD_REQUEST = "CREATE_VM_BAD_REQUEST"
 MOST_LISTED = 10_000
@@ -29,11 +29,14 @@ _GONE = frozenset({State.DELETING, State.DELETED})
 
 
 class Vms:
-    def __init__(self, control: ControlPlane, hosting: GitHosting, builds: Builds, background: Background) -> None:
+    def __init__(
+        self, control: ControlPlane, hosting: GitHosting, builds: Builds, background: Background, mapping: Domains
+    ) -> None:
         self._control = control
         self._hosting = hosting
         self._builds = builds
         self._background = background
+        self._mapping = mapping
 
     # ── create ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -121,13 +124,9 @@ class Vms:
         return identity.id
 
     async def _map(self, info: SandboxInfo, wanted: list[models.DomainWanted]) -> list[str]:
-        """They serve once it is shown whose they are."""
-        for one in wanted:
-            try:
-                await self._control.domains.add(DomainCreate(domain=one.domain, sandbox_id=info.id, port=one.port))
-            except Conflict:
-                await self._control.domains.map(one.domain, DomainMap(sandbox_id=info.id, port=one.port))
-        return [one.domain for one in wanted]
+        """Names that are Freestyle's to give away are left out: a VM has an address anyway."""
+        own = [one for one in wanted if not one.domain.lower().endswith(FREE)]
+        return [(await self._mapping.mapped(one.domain, info.id, one.port)).domain for one in own]
 
     def _domains(self, info: SandboxInfo) -> list[str]:
         """Where its port is seen from outside; as host and port, for there they are always behind `https://`."""
@@ -374,10 +373,6 @@ def _row(info: SandboxInfo) -> dict[str, Any]:
 
 def persistence_of(info: SandboxInfo) -> dict[str, Any]:
     return {"type": "sticky", "priority": info.priority} if info.persistence == "sticky" else {"type": info.persistence}
-
-
-def time_of(at: datetime | None) -> str | None:
-    return None if at is None else at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 async def _disconnected(call: Call) -> None:

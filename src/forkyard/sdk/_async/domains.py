@@ -15,10 +15,10 @@ class AsyncDomains:
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
-    async def add(self, domain: str, sandbox: AsyncSandbox | str, port: int) -> DomainInfo:
-        """Map a domain to a port of a sandbox (the object or its id). It serves once the TXT record named in the answer
-        is set and `verify` has seen it."""
-        body = {"domain": domain, "sandbox_id": _id(sandbox), "port": port}
+    async def add(self, domain: str, sandbox: AsyncSandbox | str | None = None, port: int | None = None) -> DomainInfo:
+        """Map a domain to a port of a sandbox (the object or its id), or to nothing yet. It serves once the TXT record
+        named in the answer is set and `verify` has seen it."""
+        body = {"domain": domain, "sandbox_id": None if sandbox is None else _id(sandbox), "port": port}
         answer = await self._transport.request("POST", "/domains", body=body)
         return wire.parse(DomainInfo, answer.content)
 

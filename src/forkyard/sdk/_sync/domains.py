@@ -16,10 +16,10 @@ class Domains:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    def add(self, domain: str, sandbox: Sandbox | str, port: int) -> DomainInfo:
-        """Map a domain to a port of a sandbox (the object or its id). It serves once the TXT record named in the answer
-        is set and `verify` has seen it."""
-        body = {"domain": domain, "sandbox_id": _id(sandbox), "port": port}
+    def add(self, domain: str, sandbox: Sandbox | str | None = None, port: int | None = None) -> DomainInfo:
+        """Map a domain to a port of a sandbox (the object or its id), or to nothing yet. It serves once the TXT record
+        named in the answer is set and `verify` has seen it."""
+        body = {"domain": domain, "sandbox_id": None if sandbox is None else _id(sandbox), "port": port}
         answer = self._transport.request("POST", "/domains", body=body)
         return wire.parse(DomainInfo, answer.content)
 

@@ -1,0 +1,165 @@
+// Domains, scripts, schedules, logs; and what is not served.
+import { assert, call, fails, until } from './registry.js'
+
+const DOMAIN = `app-${process.pid}.example.com`
+
+call('domains.verifications.create', async (y) => {
+  const made = await y.fs.domains.verifications.create({ domain: DOMAIN })
+  assert.deepEqual([made.record.type, made.record.name], ['TXT', `_freestyle_custom_hostname.${DOMAIN}`])
+  y.code = made.record.value
+})
+
+call('domains.verifications.list', async (y) => {
+  const found = await y.fs.domains.verifications.list()
+  assert.equal(found.find((one) => one.domain === DOMAIN).verificationCode, y.code)
+})
+
+call('domains.verifications.complete: not set', async (y) => {
+  const error = await y.fs.domains.verifications.complete({ domain: DOMAIN }).catch((error) => error)
+  assert.match(error.message, /FAILED_TO_VERIFY_DOMAIN|VM_START_TIMEOUT/)
+})
+
+call('domains.list', async (y) => {
+  assert(!(await y.fs.domains.list()).some((one) => one.domain === DOMAIN))
+})
+
+call('domains.mappings.create: not verified', async (y) => {
+  await fails('DOMAIN_OWNERSHIP_NOT_VERIFIED', () => y.fs.domains.mappings.create({ domain: DOMAIN, vmId: y.vmId, vmPort: 80 }))
+})
+
+call('domains.mappings.list', async (y) => {
+  assert.deepEqual((await y.fs.domains.mappings.list({ domain: DOMAIN })).mappings, [])
+})
+
+call('domains.certificates.createWildcard: not verified', async (y) => {
+  await fails('DOMAIN_OWNERSHIP_NOT_VERIFIED', () => y.fs.domains.certificates.createWildcard({ domain: DOMAIN }))
+})
+
+call('domains.verifications.cancel', async (y) => {
+  await y.fs.domains.verifications.cancel({ domain: DOMAIN, verificationCode: y.code })
+  assert(!(await y.fs.domains.verifications.list()).some((one) => one.domain === DOMAIN))
+})
+
+call('vms.create: domains below style.dev', async (y) => {
+  const { vm, domains } = await y.fs.vms.create({ domains: [{ domain: 'mine.style.dev', vmPort: 3000 }] })
+  assert.match(domains[0], /^3000-/)
+  await vm.delete()
+})
+
+call('serverless.runs.create', async (y) => {
+  const done = await y.fs.serverless.runs.create({
+    code: `export default () => { console.log('working', { on: 'it' }); return { n: 6 * 7 } }`,
+  })
+  assert.deepEqual(done.result, { n: 42 })
+  assert.deepEqual(done.logs, [{ type: 'log', message: "working { on: 'it' }" }])
+})
+
+call('serverless.runs.create: envVars, async', async (y) => {
+  const done = await y.fs.serverless.runs.create({
+    code: 'export default async () => { await new Promise((r) => setTimeout(r, 20)); return process.env.WHO }',
+    envVars: { WHO: 'me' },
+    timeout: 30,
+  })
+  assert.equal(done.result, 'me')
+})
+
+call('serverless.runs.create: an error', async (y) => {
+  const error = await fails('RUNTIME_ERROR', () => y.fs.serverless.runs.create({ code: `export default () => { throw new Error('broken') }` }))
+  assert.match(error.message, /broken/)
+})
+
+call('serverless.runs.create: no JavaScript', async (y) => {
+  await fails('SYNTAX_ERROR', () => y.fs.serverless.runs.create({ code: 'export default (' }))
+})
+
+call('serverless.runs.list', async (y) => {
+  const found = await y.fs.serverless.runs.list()
+  assert(found.runs.length >= 4 && found.totalCount >= 4)
+  assert(found.runs.some((one) => one.status === 'succeeded') && found.runs.some((one) => one.status === 'failed'))
+  y.runId = found.runs.at(-1).runId
+})
+
+call('serverless.runs.getLogs', async (y) => {
+  const { logs } = await y.fs.serverless.runs.getLogs({ runId: y.runId })
+  assert.equal(logs[0].message, "working { on: 'it' }")
+}, { since: '0.1.52' })
+
+call('cron.schedule', async (y) => {
+  const { job } = await y.fs.cron.schedule({
+    name: 'every minute',
+    cron: '* * * * *',
+    run: { code: 'export default (payload) => payload' },
+    payload: { a: 1 },
+  })
+  assert.deepEqual([job.schedule.active, job.schedule.timezone, job.schedule.payload], [true, 'UTC', { a: 1 }])
+  y.job = job
+}, { since: '0.1.63' })
+
+call('cron.schedule: no cron expression', async (y) => {
+  await fails('INVALID_REQUEST', () => y.fs.cron.schedule({ cron: 'now and then', run: { code: 'export default 1' } }))
+}, { since: '0.1.63' })
+
+call('cron.list', async (y) => {
+  const { jobs } = await y.fs.cron.list()
+  assert(jobs.some((one) => one.schedule.id === y.job?.schedule.id) || !y.newerThan('0.1.62'))
+}, { since: '0.1.49' })
+
+call('job.update', async (y) => {
+  await y.job.update({ name: 'at noon', cron: '0 12 * * mon-fri', timezone: 'Europe/Berlin' })
+  const found = (await y.fs.cron.list()).jobs.find((one) => one.schedule.id === y.job.schedule.id).schedule
+  assert.deepEqual([found.name, found.cron, found.timezone], ['at noon', '0 12 * * mon-fri', 'Europe/Berlin'])
+}, { since: '0.1.63' })
+
+call('job.disable, enable', async (y) => {
+  await y.job.disable()
+  const active = async () => (await y.fs.cron.list()).jobs.find((one) => one.schedule.id === y.job.schedule.id).schedule.active
+  assert.equal(await active(), false)
+  await y.job.enable()
+  assert.equal(await active(), true)
+}, { since: '0.1.63' })
+
+call('job.executions', async (y) => {
+  assert.deepEqual((await y.job.executions()).executions, [])
+}, { since: '0.1.63' })
+
+call('job.successRate', async (y) => {
+  const found = await y.job.successRate({ start: new Date(0), end: new Date() })
+  assert.equal(found.total, 0)
+}, { since: '0.1.63' })
+
+call('vm.getLogs', async (y) => {
+  const { logs } = await y.vm.getLogs()
+  assert(logs.some((one) => one.message.includes('sandbox.running')))
+}, { since: '0.1.52' })
+
+call('observability.getLogs', async (y) => {
+  const { logs } = await y.fs.observability.getLogs({ vmId: y.vmId, search: 'sandbox.creating', pageSize: 10 })
+  assert(logs.every((one) => one.message.includes('sandbox.creating')))
+}, { since: '0.1.52' })
+
+call('observability.streamLogs', async (y) => {
+  const stop = new AbortController()
+  for await (const entry of y.fs.observability.streamLogs({ vmId: y.vmId, includeExisting: true, signal: stop.signal })) {
+    assert(entry.message)
+    stop.abort()
+  }
+}, { since: '0.1.52' })
+
+// ── not served: an error that each client knows ──
+
+call('serverless.deployments.create: not served', async (y) => {
+  await fails('SERVICE_UNAVAILABLE', () => y.fs.serverless.deployments.create({ code: 'export default 1' }))
+})
+
+call('serverless.deployments.list: not served', async (y) => {
+  await fails('SERVICE_UNAVAILABLE', () => y.fs.serverless.deployments.list())
+})
+
+call('dns.records.create: not served', async (y) => {
+  await fails('SERVICE_UNAVAILABLE', () => y.fs.dns.records.create({ domain: DOMAIN, record: { kind: 'A' } }))
+})
+
+call('vpc.create: not served', async (y) => {
+  const error = await y.fs.vpc.create().catch((error) => error)
+  assert.match(error.message, /SERVICE_UNAVAILABLE/)
+}, { since: '0.1.63' })
