@@ -2,8 +2,8 @@
 
 Owns: parked machines (restored, used once, CPUs stopped) per shape, and warm shells (hypervisors without a machine) per
 base RAM. A create takes a parked machine, a fork or a resume a shell; whoever finds none makes its own. Refilled in the
-background, as many as lately were asked for, within limits. A parked machine has no owner: at hand-over it gets its
-identity, clock and random numbers like any other.
+background, within limits: as many machines as lately were asked for, as many shells as lately were wanted at once. A
+parked machine has no owner: at hand-over it gets its identity, clock and random numbers like any other.
 """
 
 from __future__ import annotations
@@ -29,11 +29,31 @@ log = structlog.get_logger(__name__)
 WINDOW_S = 60.0
 #: Creates that wait come first: the pool is refilled when it has been quiet for so long.
 QUIET_S = 0.25
-#: What a parked machine costs, for the memory budget.
+#: What a parked machine and a shell cost, for the memory budget.
 PARKED_MIB = 100
+SHELL_MIB = 24
 #: Commands that most first commands resemble: their code is translated when the owner comes. The short one last, and
 #: more than once: what is run only after the end of the first is translated by the second.
 WARM_UP = ("bash -c true; python3 -c 'import json, subprocess'", "echo $HOME", "true", "true")
+
+
+class Bursts:
+    """How many were wanted at once, lately."""
+
+    def __init__(self) -> None:
+        self._bursts: deque[tuple[float, int]] = deque()  # when the last of it came, and how many came
+
+    def note(self) -> None:
+        now = time.monotonic()
+        together = 0
+        if self._bursts and now - self._bursts[-1][0] < QUIET_S:
+            _, together = self._bursts.pop()
+        self._bursts.append((now, together + 1))
+
+    def largest(self) -> int:
+        while self._bursts and self._bursts[0][0] < time.monotonic() - WINDOW_S:
+            self._bursts.popleft()
+        return max((count for _, count in self._bursts), default=0)
 
 
 class Pool:
@@ -43,10 +63,12 @@ class Pool:
         self._foundry = foundry
         self._origin = origin
         self._size = min(size, memory_mib // PARKED_MIB)
-        self._shell_target = shells
+        self._memory_mib = memory_mib
+        self._fewest_shells = shells
         self._parked: dict[Shape, list[Machine]] = defaultdict(list)
         self._shells: dict[str, list[Shell]] = defaultdict(list)
         self._bases: dict[str, tuple[Shape, Path]] = {}
+        self._bursts: dict[str, Bursts] = defaultdict(Bursts)
         self._demand: dict[Shape, deque[float]] = defaultdict(deque)
         self._last_use = 0.0
         self._wake = asyncio.Event()
@@ -54,7 +76,7 @@ class Pool:
 
     def start(self, shape: Shape) -> None:
         """Keep at least one machine of this shape ready."""
-        if self._size or self._shell_target:
+        if self._size or self._fewest_shells:
             self._demand[shape].append(float("inf"))
             self._refiller = asyncio.create_task(self._refill(), name="refill the pool")
 
@@ -83,10 +105,12 @@ class Pool:
     def take_shell(self, base: str, shape: Shape, ram: Path) -> Shell | None:
         self._used()
         self._bases[base] = (shape, ram)
+        self._bursts[base].note()
         return self._shells[base].pop() if self._shells[base] else None
 
     def forget_base(self, base: str) -> None:
         self._bases.pop(base, None)
+        self._bursts.pop(base, None)
 
     def _used(self) -> None:
         self._last_use = time.monotonic()
@@ -97,6 +121,14 @@ class Pool:
         while asked and asked[0] < time.monotonic() - WINDOW_S:
             asked.popleft()
         return min(self._size, len(asked))
+
+    def _shell_target(self, base: str) -> int:
+        if not self._fewest_shells:
+            return 0
+        parked = sum(len(machines) for machines in self._parked.values())
+        others = sum(len(shells) for other, shells in self._shells.items() if other != base)
+        room = (self._memory_mib - parked * PARKED_MIB) // SHELL_MIB - others
+        return max(self._fewest_shells, min(self._bursts[base].largest(), room))
 
     async def _refill(self) -> None:
         while True:
@@ -112,7 +144,11 @@ class Pool:
             await asyncio.sleep(QUIET_S - quiet)
         try:
             for base, (shape, ram) in list(self._bases.items()):
-                if len(self._shells[base]) < self._shell_target and ram.exists():
+                target = self._shell_target(base)
+                if len(self._shells[base]) > target:
+                    await self._foundry.discard(self._shells[base].pop())
+                    return True
+                if len(self._shells[base]) < target and ram.exists():
                     name = f"shell-{secrets.token_hex(6)}"
                     self._shells[base].append(await self._foundry.start_shell(name, shape, base, ram))
                     return True
