@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from forkyard.control import upkeep
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import ForkyardError, HostFailure
 from forkyard.guest.fake import FakeGuest
@@ -229,6 +230,14 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     database = tmp_path_factory.mktemp("empty") / "forkyard.db"
     migrate(database)
     return database
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_ticks_but_those_of_the_storm() -> Iterator[None]:
+    """Upkeep that looks around by itself may put a sandbox to sleep in the middle of a check."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(upkeep, "TICK_S", 3600.0)
+        yield
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))

@@ -203,6 +203,7 @@ async def pause(n: int | None, say: Say) -> dict[str, Sample]:
         await dirty(sandbox, 40)
         for i in range(n or 12):
             say(f"pause and resume {i + 1}")
+            await asyncio.sleep(1)  # the shells are ready again
             hot_pause.append(await timed(sandbox.pause()))
             hot_resume.append(await timed(sandbox.resume()))
             await asyncio.sleep(0.5)

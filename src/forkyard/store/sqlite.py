@@ -30,6 +30,8 @@ def configure(engine: sa.Engine, begin: Literal["BEGIN", "BEGIN IMMEDIATE"]) -> 
     def _on_begin(connection: sa.Connection) -> None:
         if begin == "BEGIN IMMEDIATE":
             # NORMAL: not lost by a crash of the daemon, perhaps by a power cut; synced with the next commit that is FULL.
-            durable = connection.get_execution_options().get("durable", True)
-            connection.exec_driver_sql(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+            wanted = "FULL" if connection.get_execution_options().get("durable", True) else "NORMAL"
+            if connection.info.get("synchronous") != wanted:
+                connection.exec_driver_sql(f"PRAGMA synchronous={wanted}")
+                connection.info["synchronous"] = wanted
         connection.exec_driver_sql(begin)
