@@ -94,8 +94,13 @@ class Settings(_FromEnvironment):
     vm_uid_count: int = Field(4096, ge=1, description="How many such user ids there are; also the most VMs at once.")
     tb_size_mib: int = Field(64, ge=8, le=1024, description="Translation cache of one VM under software emulation.")
     pool_size: int = Field(2, ge=0, description="Most machines kept ready per shape; 0 turns the warm pool off.")
-    pool_memory_mib: int = Field(1024, ge=0, description="Most memory that ready machines may take.")
-    pool_shells: int = Field(2, ge=0, description="Hypervisors kept ready for forks and resumes, per template in use.")
+    pool_memory_mib: int = Field(1024, ge=0, description="Most memory that ready machines and hypervisors may take.")
+    pool_shells: int = Field(
+        2,
+        ge=0,
+        description="Hypervisors kept ready for forks and resumes, per template in use; more for a minute after more were "
+        "wanted at once. 0: none.",
+    )
     pool_slots: int = Field(4, ge=0, description="Network namespaces kept ready for new machines.")
     snapshot_cache_mib: int = Field(
         1024,
