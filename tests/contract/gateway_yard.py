@@ -18,6 +18,9 @@ from forkyard.gateway.server import Server, configured
 
 from .conftest import World
 
+#: What a browser accepts.
+HTML = {"Accept": "text/html,application/xhtml+xml"}
+
 Handle = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -158,3 +161,8 @@ async def backend(reply: Callable[[Seen], bytes] | None = None) -> AsyncIterator
     async with listening(made.handle) as port:
         made.port = port
         yield made
+
+
+def ok(body: bytes = b"hello", *headers: bytes) -> bytes:
+    lines = [b"HTTP/1.1 200 OK", *headers, b"Content-Length: %d" % len(body), b"", body]
+    return b"\r\n".join(lines)

@@ -1,0 +1,161 @@
+"""HTTP at a door: services of this host, what is handed over to be looked into, replays, requests in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import dns.edns
+import dns.message
+import dns.rcode
+import dns.rdatatype
+import pytest
+
+from forkyard.models.network import EgressPolicy
+from forkyard.net.base import DOOR_ADDRESS, Injection, Network, Service
+from forkyard.net.outside import Intercepted
+
+from . import door_yard
+from .door_yard import EVIL, GOOD, SHARED, World, allow, client_hello, echo, get, hello
+
+pytestmark = pytest.mark.anyio
+anyio_backend, world = door_yard.anyio_backend, door_yard.world
+
+
+# -- services and interception ------------------------------------------------------------------------------------------
+
+
+async def test_a_service_is_reached_by_name_with_headers_of_ours(world: World) -> None:
+    port = await world.serve("service", 1, hello)
+    network = world.network()
+    service = Service("127.0.0.1", port, {"Authorization": "Bearer ours"})
+    world.start(Network(network.egress, services={"git.forkyard.internal": service}))
+    assert await world.addresses("git.forkyard.internal") == [DOOR_ADDRESS]
+    asked = get("git.forkyard.internal", "authorization: Bearer theirs")
+    answer = await world.exchange(DOOR_ADDRESS, 80, asked)
+    assert b"Authorization: Bearer ours\r\n" in answer and b"theirs" not in answer
+    assert (await world.record()).name == "git.forkyard.internal"
+    assert (await world.ask("other.forkyard.internal")).rcode() == dns.rcode.NXDOMAIN
+    assert b"403" in await world.exchange(DOOR_ADDRESS, 80, get("evil.example"))
+
+
+class Puppet:
+    """An interceptor that passes on, or answers by itself."""
+
+    def __init__(self) -> None:
+        self.seen: list[Intercepted] = []
+
+    def wants(self, network: Network, name: str, tls: bool) -> bool:
+        return name != "shared.example"
+
+    async def replays(self, network: Network, name: str) -> bool:
+        return name == "recorded.example"
+
+    async def serve(self, guest: socket.socket, what: Intercepted) -> None:
+        self.seen.append(what)
+        reader, writer = await asyncio.open_connection(sock=guest)
+        first = await reader.read(65536)
+        if what.network.egress.replay is None:
+            upstream_reader, upstream = await asyncio.open_connection(sock=await what.connect())
+            upstream.write(first)
+            writer.write(b"seen: " + await upstream_reader.read(65536))
+            upstream.close()
+        else:
+            writer.write(b"replayed")
+            what.note("allowed", "replayed")
+        writer.close()
+
+
+async def test_what_is_to_be_looked_into_is_handed_over_untouched(world: World) -> None:
+    await world.serve(GOOD, 443, echo)
+    await world.serve(SHARED, 443, echo)
+    puppet = Puppet()
+    injection = {"TOKEN": Injection("p", "v", ("good.example",), "Authorization", "Bearer {}")}
+    policy = EgressPolicy(preset="none", rules=[allow("good.example"), allow("shared.example")])
+    world.start(Network(policy, injections=injection), intercept=puppet)
+    data = client_hello("good.example")
+    assert await world.exchange(GOOD, 443, data) == b"seen: " + data
+    assert [(what.name, what.port, what.tls) for what in puppet.seen] == [("good.example", 443, True)]
+    record = await world.record()
+    assert (record.verdict, record.bytes_out, record.bytes_in) == ("allowed", len(data), len(data) + 6)
+    reader, writer = await world.open(SHARED, 443)
+    data = client_hello("shared.example")
+    writer.write(data)
+    assert await reader.readexactly(len(data)) == data
+    assert await world.exchange(EVIL, 443, client_hello("evil.example")) == bytes((21, 3, 3, 0, 2, 2, 49))
+    assert len(puppet.seen) == 1
+
+
+async def test_a_server_may_speak_first_to_a_sandbox_that_is_looked_into(world: World) -> None:
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 ready\r\n")
+        await echo(reader, writer)
+
+    await world.serve(GOOD, 25, greet)
+    world.start(world.network(allow("good.example"), record="monday"), intercept=Puppet())
+    await world.addresses("good.example")
+    reader, writer = await world.open(GOOD, 25)
+    assert await reader.readline() == b"220 ready\r\n"
+    writer.write(b"EHLO me\r\n")
+    assert await reader.readline() == b"EHLO me\r\n"
+
+
+async def test_the_connection_that_waited_is_the_one_that_is_looked_into(world: World) -> None:
+    await world.serve(GOOD, 80, hello)
+    world.start(world.network(allow("good.example"), record="monday"), intercept=Puppet())
+    await world.addresses("good.example")
+    reader, writer = await world.open(GOOD, 80)
+    while not world.connected:
+        await asyncio.sleep(0.01)
+    writer.write(get("good.example"))
+    assert (await reader.read()).startswith(b"seen: HTTP/1.1 200")
+    assert world.connected == [(GOOD, 80)]
+
+
+async def test_a_replay_touches_nothing_outside(world: World) -> None:
+    world.start(world.network(preset="evaluation", replay="monday"), intercept=Puppet())
+    (address,) = await world.addresses("recorded.example")
+    assert await world.exchange(address, 80, get("recorded.example")) == b"replayed"
+    record = await world.record()
+    assert (record.verdict, record.reason) == ("allowed", "replayed")
+    assert await world.exchange(address, 22, b"SSH-2.0-x\r\n") == b"reset"
+    assert world.connected == [] and world.resolved == []
+
+
+async def test_a_replay_knows_no_names_but_those_recorded(world: World) -> None:
+    world.start(world.network(preset="evaluation", replay="monday"), intercept=Puppet())
+    assert (await world.ask("other.example")).rcode() == dns.rcode.NXDOMAIN
+    record = await world.record("dns")
+    assert (record.verdict, record.name) == ("denied", "other.example")
+    assert "not in the recording 'monday'" in (record.reason or "")
+    assert world.resolved == []
+
+
+async def test_requests_of_plain_http_are_records_of_their_own(world: World) -> None:
+    await world.serve(GOOD, 80, echo)
+    world.start(world.network(allow("good.example")))
+    await world.addresses("good.example")
+    reader, writer = await world.open(GOOD, 80)
+    asked = get("good.example").replace(b" / ", b" /a/b?token=x ") + get("good.example").replace(b"GET", b"DELETE")
+    writer.write(asked)
+    await reader.readexactly(len(asked))
+    first, second = [await world.record("http") for _ in range(2)]
+    assert (first.method, first.path, first.name, first.port) == ("GET", "/a/b", "good.example", 80)
+    assert (second.method, second.path, second.verdict) == ("DELETE", "/", "allowed")
+    assert first.exec_id == second.exec_id is not None
+    assert "token" not in first.model_dump_json()
+
+
+async def test_a_flood_of_requests_is_counted_and_not_listed_one_by_one(world: World) -> None:
+    await world.serve(GOOD, 80, echo)
+    world.start(world.network(allow("good.example")))
+    await world.addresses("good.example")
+    reader, writer = await world.open(GOOD, 80)
+    asked = get("good.example") * 3000
+    writer.write(asked)
+    await reader.readexactly(len(asked))
+    writer.close()
+    listed = 0
+    while (await world.records.get()).kind != "tcp":
+        listed += 1
+    assert 400 < listed < 2000
