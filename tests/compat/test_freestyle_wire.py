@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -137,13 +138,51 @@ def test_an_identity_may_what_it_was_granted_and_no_more(unreal: Daemon, api: ht
         assert agent.get("/auth/v1/whoami").json()["identityId"] == identity
         assert agent.get(f"/v1/vms/{mine}").status_code == 200
         assert agent.put(f"/v1/vms/{mine}/files/%2Ftmp%2Fx", json={"content": "x"}).status_code == 200
-        as_other = {"X-Freestyle-Vm-Linux-User-Id": "user"}
-        assert agent.get(f"/v1/vms/{mine}/files/%2Ftmp%2Fx", headers=as_other).status_code == 403
         assert agent.get(f"/v1/vms/{other}").status_code == 404
         for method, path in (("DELETE", f"/v1/vms/{mine}"), ("POST", "/v1/vms"), ("POST", f"/v1/vms/{mine}/fork")):
             answer = agent.request(method, path)
             assert answer.status_code == 403
             assert answer.json()["code"] == "FORBIDDEN"
+
+
+def test_who_may_be_one_user_does_nothing_as_another(unreal: Daemon, api: httpx.Client, vm: str) -> None:
+    """Files are root's here, and so are units and what terminals have printed."""
+    identity = api.post("/identity/v1/identities").json()["id"]
+    grant = f"/identity/v1/identities/{identity}/permissions/vm/{vm}"
+    assert api.post(grant, json={"allowedUsers": ["bob"]}).status_code == 200
+    token = api.post(f"/identity/v1/identities/{identity}/tokens").json()["token"]
+    as_bob = {"X-Freestyle-Identity-Access-Token": token, "X-Freestyle-Vm-Linux-User-Id": "bob"}
+    with httpx.Client(base_url=unreal.url, headers=as_bob) as agent:
+        assert agent.get(f"/v1/vms/{vm}").status_code == 200
+        for method, path in (
+            ("GET", "files/%2Fetc%2Fshadow"),
+            ("PUT", "files/%2Fetc%2Fshadow"),
+            ("POST", "watch-files"),
+            ("POST", "systemd/services"),
+            ("POST", "systemd/stop"),
+            ("GET", "terminals/x/logs"),
+            ("DELETE", "pty/sessions/x"),
+        ):
+            assert agent.request(method, f"/v1/vms/{vm}/{path}").status_code == 403, path
+        as_root = {"X-Freestyle-Vm-Linux-User-Id": "root"}
+        assert agent.post(f"/v1/vms/{vm}/exec-await", json={"command": "id"}, headers=as_root).status_code == 403
+
+
+# ── requests in the background ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_client_that_does_not_wait_comes_again_for_the_answer(unreal: Daemon, api: httpx.Client) -> None:
+    begun = api.post("/v1/vms", json={}, headers={"x-freestyle-background-after-secs": "0"})
+    assert begun.status_code == 202
+    where = f"/auth/v1/background-requests/{begun.headers['x-freestyle-background-request-id']}"
+    deadline = time.monotonic() + 20
+    while (answer := api.get(where)).status_code == 202:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert answer.status_code == 200
+    assert api.delete(f"/v1/vms/{answer.json()['id']}").status_code == 200
+    unknown = api.get("/auth/v1/background-requests/ri-nothing")
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "NOT_FOUND")
 
 
 # ── bad input ────────────────────────────────────────────────────────────────────────────────────────────────────

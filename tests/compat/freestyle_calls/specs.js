@@ -176,6 +176,32 @@ call('VmBaseImage: Bun, as its builder writes it', async (y) => {
   await vm.delete()
 }, VM)
 
+call('VmSpec: a dev server of a hosted repository', async (y) => {
+  const server = `require('http').createServer((_, answer) => answer.end(require('fs').readFileSync('page.txt'))).listen(3000)`
+  const { repoId } = await y.fs.git.repos.create({
+    import: {
+      type: 'files',
+      files: {
+        'page.txt': 'served\n',
+        'server.js': server,
+        'package.json': JSON.stringify({ name: 'app', scripts: { dev: 'node server.js' } }),
+      },
+      commitMessage: 'First',
+    },
+  })
+  const vm = await built(y, new y.sdk.VmSpec()
+    .repo(repoId, '/repo')
+    .workdir('/repo')
+    .systemdService({ name: 'dev-server-install', mode: 'oneshot', exec: ['npm install'], workdir: '/repo' })
+    .systemdService({
+      name: 'dev-server', mode: 'service', exec: ['npm run dev'], workdir: '/repo', after: ['dev-server-install'],
+    })
+    .waitFor('curl -sf localhost:3000')
+    .snapshot())
+  assert.equal((await vm.exec('curl -s localhost:3000; pwd')).stdout, 'served\n/repo\n')
+  await vm.delete()
+}, VM)
+
 call('vms.create: git, a hosted repository', async (y) => {
   const { repoId, repo } = await y.fs.git.repos.create({
     import: { type: 'files', files: { 'README.md': '# Hosted\n' }, commitMessage: 'First' },

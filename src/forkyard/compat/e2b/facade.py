@@ -13,7 +13,6 @@ Routing headers count only on hosts that no page of a sandbox is served from: su
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import re
 from collections.abc import Awaitable, Callable, Collection
 
@@ -27,6 +26,7 @@ from forkyard.compat.e2b.envd import PORT, Envd
 from forkyard.compat.e2b.errors import Failed, Refused, answer, status_of
 from forkyard.compat.e2b.sandboxes import Sandboxes
 from forkyard.compat.e2b.templates import Templates
+from forkyard.compat.hosts import host_name, is_local
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import ForkyardError, OperationTimeout, Unauthenticated
 
@@ -116,13 +116,13 @@ class E2b:
 
     def _handler(self, scope: Scope) -> Handler | None:
         headers = {name: value for name, value in scope["headers"] if name in _ROUTING}
-        name = _host_name(headers.get(b"host", b"").decode("latin-1"))
+        name = host_name(headers.get(b"host", b"").decode("latin-1"))
         domain = self._control.previews.address.domain
         for suffix in (f".{domain}", ".localhost"):
             label = _LABEL.fullmatch(name.removesuffix(suffix)) if name.endswith(suffix) else None
             if label is not None:
                 return self._to_envd(label[2]) if int(label[1]) == PORT else None
-        if not (_is_local(name) or name in self._api_hosts or name in (f"api.{domain}", f"sandbox.{domain}")):
+        if not (is_local(name) or name in self._api_hosts or name in (f"api.{domain}", f"sandbox.{domain}")):
             return None
         if _ROOTS.match(scope["path"]):  # first: some clients send the headers with everything
             return self._control_plane
@@ -207,20 +207,3 @@ class E2b:
                 await self._control.ready.wait()
         except TimeoutError:
             raise OperationTimeout("the daemon is still starting; try again shortly") from None
-
-
-def _host_name(header: str) -> str:
-    name = header.strip().lower()
-    if name.startswith("["):
-        return name[1:].partition("]")[0]
-    return name.partition(":")[0].removesuffix(".")
-
-
-def _is_local(name: str) -> bool:
-    if name in ("", "localhost"):
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

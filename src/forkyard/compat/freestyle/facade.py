@@ -151,9 +151,9 @@ class Freestyle:
         try:
             if route.need == "key":
                 raise Refused(403, "FORBIDDEN", f"{who.name!r} may not do this; it takes an API key")
-            if route.need == "vm":
-                user = connection.headers.get(USER_HEADER, "root")
-                await identities.authorize_sandbox(who, path["vm"], user)
+            if route.need in ("look", "user", "root"):
+                user = connection.headers.get(USER_HEADER, "root") if route.need == "user" else "root"
+                await identities.authorize_sandbox(who, path["vm"], None if route.need == "look" else user)
             elif route.need in ("read", "write"):
                 repo = await self._hosting.repositories.get(path["repo"])
                 public = repo.record.visibility == "public"

@@ -39,8 +39,9 @@ from forkyard.git.hosting import GitHosting
 ROOTS = re.compile(
     r"/(v1/(vms|vpcs|cron)|git/v1/(repo|identity)|(identity|auth|domains|dns|observability|web)/v1|execute/v[0-9]+)(/|$)"
 )
-#: What an identity needs. `key`: no identity may; `vm`: permission on that VM, as that user.
-Need = Literal["key", "anyone", "vm", "read", "write"]
+#: What an identity needs. `key`: no identity may. Of a VM: to `look`, to do something as that `user` or as `root`. Of a
+#: repository: to `read` or `write` it.
+Need = Literal["key", "anyone", "look", "user", "root", "read", "write"]
 Handler = Callable[[Call], Awaitable[Response]]
 
 
@@ -194,7 +195,7 @@ def _vms(parts: Parts) -> list[Route]:
         Route("GET", "/v1/vms/builds/{id}/phases", snapshots.phases),
         Route("POST", "/v1/vms", vms.create),
         Route("GET", "/v1/vms", vms.listed),
-        Route("GET", vm, vms.info, "vm"),
+        Route("GET", vm, vms.info, "look"),
         Route("DELETE", vm, vms.delete),
         Route("POST", f"{vm}/start", vms.start),
         Route("POST", f"{vm}/suspend", vms.suspend),
@@ -206,27 +207,27 @@ def _vms(parts: Parts) -> list[Route]:
         Route("POST", f"{vm}/optimize", vms.optimize),
         Route("POST", f"{vm}/resize", vms.resize),
         Route("GET", f"{vm}/build", vms.build),
-        Route("POST", f"{vm}/exec-await", inside.exec, "vm"),
-        Route("GET", f"{vm}/files/{{path}}", inside.read, "vm"),
-        Route("PUT", f"{vm}/files/{{path}}", inside.write, "vm"),
-        Route("POST", f"{vm}/watch-files", inside.watch, "vm"),
-        Route("GET", f"{vm}/stats/stream", inside.stats, "vm"),
-        Route("GET", f"{vm}/terminals", parts.terminals.listed, "vm"),
-        Route("GET", f"{vm}/terminals/{{terminal}}/logs", parts.terminals.logs, "vm"),
-        Route("GET", f"{vm}/terminals/{{terminal}}/xterm-256color", parts.terminals.output, "vm"),
-        Route("WEBSOCKET", pty, _websocket, "vm"),
-        Route("GET", pty, _websocket, "vm"),
-        Route("GET", f"{pty}/sessions", parts.pty.listed, "vm"),
-        Route("WEBSOCKET", f"{pty}/sessions/{{session}}", _websocket, "vm"),
-        Route("DELETE", f"{pty}/sessions/{{session}}", parts.pty.close, "vm"),
-        Route("GET", f"{vm}/systemd/services", systemd.listed, "vm"),
-        Route("POST", f"{vm}/systemd/services", systemd.create, "vm"),
-        Route("DELETE", f"{vm}/systemd/services/{{service}}", systemd.delete, "vm"),
-        Route("GET", f"{vm}/systemd/services/{{service}}/status", systemd.status, "vm"),
-        Route("GET", f"{vm}/systemd/services/{{service}}/logs", systemd.logs, "vm"),
-        Route("POST", f"{vm}/systemd/start", systemd.start, "vm"),
-        Route("POST", f"{vm}/systemd/stop", systemd.stop, "vm"),
-        Route("POST", f"{vm}/systemd/restart", systemd.restart, "vm"),
+        Route("POST", f"{vm}/exec-await", inside.exec, "user"),
+        Route("GET", f"{vm}/files/{{path}}", inside.read, "root"),
+        Route("PUT", f"{vm}/files/{{path}}", inside.write, "root"),
+        Route("POST", f"{vm}/watch-files", inside.watch, "root"),
+        Route("GET", f"{vm}/stats/stream", inside.stats, "root"),
+        Route("GET", f"{vm}/terminals", parts.terminals.listed, "root"),
+        Route("GET", f"{vm}/terminals/{{terminal}}/logs", parts.terminals.logs, "root"),
+        Route("GET", f"{vm}/terminals/{{terminal}}/xterm-256color", parts.terminals.output, "root"),
+        Route("WEBSOCKET", pty, _websocket, "user"),
+        Route("GET", pty, _websocket, "user"),
+        Route("GET", f"{pty}/sessions", parts.pty.listed, "look"),
+        Route("WEBSOCKET", f"{pty}/sessions/{{session}}", _websocket, "user"),
+        Route("DELETE", f"{pty}/sessions/{{session}}", parts.pty.close, "root"),
+        Route("GET", f"{vm}/systemd/services", systemd.listed, "root"),
+        Route("POST", f"{vm}/systemd/services", systemd.create, "root"),
+        Route("DELETE", f"{vm}/systemd/services/{{service}}", systemd.delete, "root"),
+        Route("GET", f"{vm}/systemd/services/{{service}}/status", systemd.status, "root"),
+        Route("GET", f"{vm}/systemd/services/{{service}}/logs", systemd.logs, "root"),
+        Route("POST", f"{vm}/systemd/start", systemd.start, "root"),
+        Route("POST", f"{vm}/systemd/stop", systemd.stop, "root"),
+        Route("POST", f"{vm}/systemd/restart", systemd.restart, "root"),
     ]
 
 
