@@ -250,3 +250,40 @@ def test_the_command_line_builds_explains_and_creates(daemon: Daemon, fy: Forkya
     assert failed.returncode == 1
     assert "exited with 3" in failed.stderr
     assert "forkyard create --snapshot sc-" in failed.stderr
+
+
+def test_a_layer_that_holds_a_stored_secret_is_refused_unless_told(fy: Forkyard, daemon: Daemon, done: Path) -> None:
+    fy.secrets.set("TOKEN", "a-value-to-be-known-again")
+    spec = Spec().run(note(done, "leaky"))
+    daemon.host.left_behind.add(b"a-value-to-be-known-again")
+    before = {snapshot.id for snapshot in fy.snapshots.list()}
+    try:
+        with pytest.raises(BuildFailed, match="holds the value of the secret TOKEN") as failed:
+            fy.builds.create(spec).wait()
+        assert "a-value" not in str(failed.value)
+        assert {snapshot.id for snapshot in fy.snapshots.list()} <= before, "nothing of it is left to start from"
+        assert fy.builds.create(spec, allow_secrets=True).wait().snapshot_id is not None
+    finally:
+        daemon.host.left_behind.clear()
+        fy.secrets.delete("TOKEN")
+
+
+def test_secrets_of_a_build_are_stored_ones(fy: Forkyard, daemon: Daemon, done: Path) -> None:
+    with pytest.raises(InvalidRequest, match="stored ones"):
+        fy.builds.create(Spec().run("true"), secrets={"TOKEN": {"value": "v", "hosts": ["example.com"]}})
+    fy.secrets.set("TOKEN", "a-value-to-be-known-again")
+    try:
+        build = fy.builds.create(Spec().run(f"echo $TOKEN > {done}"), secrets={"TOKEN": {"hosts": ["example.com"]}})
+        build.wait()
+        assert words(done)[0].startswith("forkyard-secret-")
+    finally:
+        fy.secrets.delete("TOKEN")
+
+
+def test_what_a_spec_sets_is_passed_on_and_what_its_user_sets_is_not(fy: Forkyard, done: Path) -> None:
+    spec = Spec().env(COLOUR="green").run(note(done, "built"))
+    first = fy.sandboxes.create(spec=spec, env={"TOKEN": "mine"})
+    assert first.exec("echo $COLOUR $TOKEN").stdout == "green mine\n"
+    assert first.fork()[0].exec("echo $COLOUR $TOKEN").stdout == "green mine\n"
+    second = fy.sandboxes.create(snapshot=first.snapshot())
+    assert second.exec("echo $COLOUR $TOKEN").stdout == "green\n"

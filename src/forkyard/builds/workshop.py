@@ -23,16 +23,15 @@ from forkyard.builds.uploads import Uploads
 from forkyard.control import services
 from forkyard.control.ground import new_id
 from forkyard.control.plane import ControlPlane
-from forkyard.errors import ForkyardError, SnapshotNotFound
+from forkyard.errors import BuildFailed, ForkyardError, SnapshotNotFound
 from forkyard.guest.base import Guest, Stream
 from forkyard.models import SandboxCreate
-from forkyard.models.builds import BuildCreate
+from forkyard.models.builds import BUILD_LABEL, BuildCreate
 from forkyard.models.network import EgressPolicy, NetworkPolicy
 from forkyard.models.specs import GitRepo
 
 log = structlog.get_logger(__name__)
 
-LABEL = "forkyard.build"
 #: A machine of a build is deleted after this, whatever happens to the daemon.
 MACHINE_TTL_S = 24 * 3600.0
 _LOOK_S = 60.0
@@ -147,13 +146,14 @@ class Workshop:
         control, layer, began = self._control, made.layer, time.monotonic()
         wanted = SandboxCreate(
             name=f"layer {layer.key[:12]}",
-            labels={LABEL: mark},
+            labels={BUILD_LABEL: mark},
             env=layer.env_after(),
             idle_timeout_s=None,
             ttl_s=MACHINE_TTL_S,
             persistence="ephemeral",
             network=made.request.network,
             identity=made.request.identity,
+            secrets=made.request.secrets,
             **({"snapshot": made.parent} if made.parent is not None else layer.shape.model_dump()),
         )
         image = layer.image if made.parent is None else None
@@ -165,7 +165,7 @@ class Workshop:
         async def source(stage: int) -> str:
             snapshot = SandboxCreate(
                 name=f"source of layer {layer.key[:12]}",
-                labels={LABEL: mark},
+                labels={BUILD_LABEL: mark},
                 snapshot=made.sources[stage],
                 persistence="ephemeral",
                 idle_timeout_s=None,
@@ -177,10 +177,28 @@ class Workshop:
         await self.do(sandbox.id, layer, Telling(flight.output, on_step), source)
         flight.phase("snapshot", layer.index, "saving the machine as it runs")
         snapshot = await control.snapshots.create(sandbox.id)
+        if not made.request.allow_secrets:
+            await self._refuse_secrets(layer, snapshot.id, made.parent)
         await self._cache.keep(layer, snapshot)
         ms = (time.monotonic() - began) * 1000
         flight.phase("done", layer.index, f"layer {layer.index} is snapshot {snapshot.id}", ms=ms)
         return snapshot.id
+
+    async def _refuse_secrets(self, layer: Layer, snapshot_id: str, parent: str | None) -> None:
+        """Others start from a layer: what is in it, they have."""
+        snapshots = self._control.snapshots
+        try:
+            found = await snapshots.secrets_in(snapshot_id, await self._control.secrets.recognisable(), parent=parent)
+        except BaseException:
+            await asyncio.shield(self._control.removal.drop_snapshot(snapshot_id))
+            raise
+        if found:
+            await self._control.removal.drop_snapshot(snapshot_id)
+            raise BuildFailed(
+                f"layer {layer.index} holds the value of the secret {', '.join(found)}, in its memory or its files, and "
+                "whoever starts from it would have it. Give it to the build by `secrets`, which keeps it out; or build with "
+                "allow_secrets"
+            )
 
     async def do(
         self, sandbox_id: str, layer: Layer, tell: Telling | None = None, source: SourceOf | None = None
@@ -219,9 +237,9 @@ class Workshop:
 
     async def _remove(self, mark: str | None) -> None:
         control = self._control
-        page = await control.sandboxes.list(labels={LABEL: mark} if mark else None, limit=1000)
+        page = await control.sandboxes.list(labels={BUILD_LABEL: mark} if mark else None, limit=1000)
         for info in page.items:
-            if LABEL in info.labels:
+            if BUILD_LABEL in info.labels:
                 try:
                     await control.sandboxes.delete(info.id)
                 except ForkyardError as error:

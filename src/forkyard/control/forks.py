@@ -169,4 +169,5 @@ def _child(parent: SandboxRecord, request: SandboxFork, api_key_id: str | None) 
         on_ttl=parent.on_ttl,
         annotations=parent.annotations,
         volumes=copies(parent.volumes),
+        public_env=parent.public_env,
     )

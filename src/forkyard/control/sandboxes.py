@@ -44,6 +44,7 @@ from forkyard.guest.base import Guest
 from forkyard.hosts.base import Created, CreateSpec, Incarnation
 from forkyard.lifecycle import ENDED, Cause, State
 from forkyard.models import Page, SandboxCreate, SandboxInfo, SandboxLogs, SandboxUpdate
+from forkyard.models.builds import BUILD_LABEL
 from forkyard.models.specs import GitRepo
 from forkyard.models.volumes import copies
 from forkyard.store.records import IdempotencyClaim, NewSandbox, SandboxRecord
@@ -166,6 +167,7 @@ class Sandboxes:
     async def _wanted(self, sandbox_id: str, request: SandboxCreate, api_key_id: str) -> NewSandbox:
         shape, env, snapshot_id = request.shape(), dict(request.env), None
         network, origin = request.network, None
+        public_env = env if BUILD_LABEL in request.labels else {}
         if request.snapshot is not None:
             snapshot = await self._snapshots.find(request.snapshot)
             for name in request.model_fields_set.intersection(_SHAPE_FIELDS):
@@ -177,7 +179,9 @@ class Sandboxes:
                     )
             shape, snapshot_id = snapshot.shape, snapshot.id
             origin = await self._ground.record(snapshot.sandbox_id)
-            env = {**{name: value for name, value in origin.env.items() if name not in request.secrets}, **env}
+            # What a spec says is for all who start from it; what somebody gave their sandbox is not.
+            public_env = {**origin.public_env, **public_env}
+            env = {**{name: value for name, value in public_env.items() if name not in request.secrets}, **env}
             if "network" not in request.model_fields_set:
                 network = origin.network
         self._networks.check(network)
@@ -208,6 +212,7 @@ class Sandboxes:
             on_ttl=request.on_ttl,
             annotations=request.annotations,
             volumes=volumes,
+            public_env=public_env,
         )
 
     async def _identity(self, wanted: str | None) -> str | None:

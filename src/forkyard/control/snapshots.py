@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Mapping
 from functools import partial
 
 import structlog
@@ -74,6 +75,14 @@ class Snapshots:
         if finished is None:
             raise SandboxEnded(f"sandbox {sandbox_id} was deleted while a snapshot of it was taken")
         return snapshot_info(finished)
+
+    async def secrets_in(self, snapshot_id: str, known: Mapping[str, bytes], *, parent: str | None = None) -> list[str]:
+        """The names of those whose value is in its memory, or in files that were written since `parent`."""
+        names = list(known)
+        if not names:
+            return []
+        found = await self._ground.host.find_in_snapshot(snapshot_id, list(known.values()), parent=parent)
+        return sorted(names[index] for index in found)
 
     async def _discard(self, snapshot_id: str) -> None:
         """Half of a snapshot. What cannot be removed now is removed at the next start."""

@@ -58,6 +58,7 @@ from forkyard.models.network import EgressRecord
 from forkyard.net.base import Network, Traffic
 from forkyard.net.slots import Slots
 from forkyard.settings import Settings
+from forkyard.storage import search
 from forkyard.storage.disks import Disks, chain, seal
 from forkyard.storage.snapshots import Snapshots
 from forkyard.storage.volumes import Volumes
@@ -434,6 +435,14 @@ class LocalHost:
         else:
             async with self._instants.captured(self._machine(source), seal=True) as (origin, paused_ms):
                 yield origin, paused_ms
+
+    async def find_in_snapshot(self, snapshot_id: str, values: Sequence[bytes], *, parent: str | None) -> set[int]:
+        def find() -> set[int]:
+            below = set() if parent is None else set(chain(self._snapshots.read(parent).disk))
+            disks = [path for path in self._disks.layers(self._snapshots.read(snapshot_id).disk) if path not in below]
+            return search.find([*self._snapshots.memory_files(snapshot_id), *disks], values)
+
+        return await asyncio.to_thread(find)
 
     # ── volumes ──────────────────────────────────────────────────────────────────────────────────────────────────
 

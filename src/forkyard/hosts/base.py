@@ -173,6 +173,10 @@ class Host(Protocol):
         """Machines that were started from it are not affected. Idempotent."""
         ...
 
+    async def find_in_snapshot(self, snapshot_id: str, values: Sequence[bytes], *, parent: str | None) -> set[int]:
+        """Which of the values are in its memory, or on its disk above that of the snapshot `parent`."""
+        ...
+
     async def make_volume(self, volume_id: str, size_bytes: int) -> None:
         """Empty. Durable when this returns. Idempotent."""
         ...

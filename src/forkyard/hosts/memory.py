@@ -137,6 +137,8 @@ class MemoryHost:
         self.holds: dict[str, asyncio.Event] = {}
         #: Every verb called, as (step, incarnation), in order.
         self.calls: list[tuple[str, Incarnation]] = []
+        #: Values that guests have written somewhere; a test puts them in.
+        self.left_behind: set[bytes] = set()
         #: What doors would have recorded; a test puts it in.
         self.egress_records: asyncio.Queue[EgressRecord] = asyncio.Queue()
         self._new_guest = new_guest
@@ -290,6 +292,10 @@ class MemoryHost:
     async def delete_snapshot(self, snapshot_id: str) -> None:
         await self._step("delete_snapshot")
         self.world.snapshots.pop(snapshot_id, None)
+
+    async def find_in_snapshot(self, snapshot_id: str, values: Sequence[bytes], *, parent: str | None) -> set[int]:  # noqa: ARG002
+        await self._step("find_in_snapshot")
+        return {index for index, value in enumerate(values) if value in self.left_behind}
 
     # ── volumes ──────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from forkyard.lifecycle import Cause, State
 from forkyard.models.base import Answer, Request
+from forkyard.models.base import EnvName as EnvName
 from forkyard.models.base import Page as Page
 from forkyard.models.network import NetworkPolicy, Secret
 from forkyard.models.specs import GitRepo, Spec
@@ -31,7 +32,6 @@ AnnotationKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_./-]{1,64
 AnnotationValue = Annotated[str, StringConstraints(max_length=65536)]
 #: Fewer bytes than these within a quarter of the idle timeout are no sign of life: keep-alives, a poll now and then.
 DEFAULT_ACTIVITY_BYTES = 4096
-EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
 
 
 class Shape(BaseModel):

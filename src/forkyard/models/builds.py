@@ -5,13 +5,15 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from forkyard.models.base import Answer, Request
+from forkyard.models.base import Answer, EnvName, Request
 from forkyard.models.bases import RegistryAuth
-from forkyard.models.network import NetworkPolicy
+from forkyard.models.network import NetworkPolicy, Secret
 from forkyard.models.specs import Service, Spec
 
+#: Of a machine that builds a layer.
+BUILD_LABEL = "forkyard.build"
 BuildState = Literal["running", "succeeded", "failed", "cancelled"]
 
 
@@ -28,6 +30,24 @@ class BuildCreate(Request):
         None,
         description="For images of a private registry. Never written down: a daemon that starts anew has it no more.",
     )
+    secrets: dict[EnvName, Secret] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="Stored secrets that the build may use: a placeholder inside, the value on the way out.",
+    )
+    allow_secrets: bool = Field(
+        False, description="Also keep a layer in whose memory or files the value of a stored secret is found."
+    )
+
+    @field_validator("secrets")
+    @classmethod
+    def _stored(cls, secrets: dict[str, Secret]) -> dict[str, Secret]:
+        for name, secret in secrets.items():
+            if secret.value is not None:
+                raise ValueError(
+                    f"{name}: a build is kept on record, so its secrets are stored ones, without a value here"
+                )
+        return secrets
 
 
 class LayerInfo(Answer):

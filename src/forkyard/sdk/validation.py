@@ -20,7 +20,7 @@ from forkyard.models import (
 )
 from forkyard.models.builds import ServiceCreate
 from forkyard.models.code import CodeRun, ContextCreate
-from forkyard.models.network import EgressPolicy, EgressRule, NetworkPolicy, Preset
+from forkyard.models.network import EgressPolicy, EgressRule, NetworkPolicy, Preset, Secret
 from forkyard.models.reviews import ReviewPlan
 from forkyard.models.specs import GitRepo
 from forkyard.models.ssh import SshAccessCreate, SshKeyCreate
@@ -70,6 +70,10 @@ def git_repo(given: GitRepo | str | Mapping[str, Any]) -> GitRepo:
 
 def snapshot_create(**fields: Any) -> SnapshotCreate:
     return _valid(SnapshotCreate, fields)
+
+
+def secret(value: Secret | Mapping[str, Any]) -> Secret:
+    return value if isinstance(value, Secret) else _valid(Secret, dict(value))
 
 
 def volume_create(**fields: Any) -> VolumeCreate:

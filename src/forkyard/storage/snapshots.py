@@ -130,6 +130,10 @@ class Snapshots:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise _corrupt(snapshot_id, f"its manifest cannot be read ({error})") from error
 
+    def memory_files(self, snapshot_id: str) -> list[Path]:
+        """All of it that differs from the template's."""
+        return [self._dir / snapshot_id / name for name in ("pages", "device-state")]
+
     def device_state(self, snapshot_id: str) -> Path:
         return self._dir / snapshot_id / "device-state"
 

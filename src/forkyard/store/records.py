@@ -59,6 +59,7 @@ class SandboxRecord:
     on_ttl: OnTtl = "delete"
     annotations: Mapping[str, str] = field(default_factory=dict)
     volumes: tuple[SandboxVolume, ...] = ()
+    public_env: Mapping[str, str] = field(default_factory=dict)  # what its snapshots pass on
     traffic: Traffic = field(default_factory=Traffic)  # of its earlier machines, and of this one up to the last look
 
 
@@ -86,6 +87,7 @@ class NewSandbox:
     on_ttl: OnTtl = "delete"
     annotations: Mapping[str, str] = field(default_factory=dict)
     volumes: tuple[SandboxVolume, ...] = ()
+    public_env: Mapping[str, str] = field(default_factory=dict)  # what its snapshots pass on
 
 
 @dataclass(frozen=True)

@@ -401,6 +401,7 @@ def _insert(connection: sa.Connection, new: NewSandbox, now: datetime, admit: Ad
         "on_ttl": new.on_ttl,
         "annotations": dict(new.annotations),
         "volumes": [one.model_dump() for one in new.volumes],
+        "public_env": dict(new.public_env),
         **asdict(Traffic()),
         "created_at": now,
         "updated_at": now,
@@ -467,6 +468,7 @@ def _sandbox(row: Mapping[str, Any] | sa.RowMapping) -> SandboxRecord:
         on_ttl=row["on_ttl"] or "delete",
         annotations=row["annotations"] or {},
         volumes=tuple(SandboxVolume.model_validate(one) for one in row["volumes"] or ()),
+        public_env=row["public_env"] or {},
         traffic=Traffic(*(row[each.name] or 0 for each in fields(Traffic))),
     )
 

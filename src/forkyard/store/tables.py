@@ -78,6 +78,7 @@ sandboxes = sa.Table(
     sa.Column("on_ttl", sa.String(16)),
     sa.Column("annotations", sa.JSON),
     sa.Column("volumes", sa.JSON),
+    sa.Column("public_env", sa.JSON),
     sa.Index(None, "created_at", "id"),  # the order of lists
     sa.Index(None, "state"),
     sa.Index(None, "key_id", "created_at"),  # creates of the last minute

@@ -18,6 +18,7 @@ from forkyard.models.builds import (
     Pruned,
     build_event,
 )
+from forkyard.models.network import Secret
 from forkyard.models.specs import Spec as SpecModel
 from forkyard.sdk import validation, wire
 from forkyard.sdk._async import runtime
@@ -88,9 +89,13 @@ class AsyncBuilds:
         network: validation.Network | None = None,
         identity: str | None = None,
         registry: tuple[str, str] | None = None,
+        secrets: Mapping[str, Secret | Mapping[str, Any]] | None = None,
+        allow_secrets: bool = False,
     ) -> AsyncBuild:
         """Begin a build. `network`: what it may reach; sandboxes made of it have their own. With an `identity`, hosted
-        repositories that it may read can be cloned. `registry`: user and password for images of a private registry."""
+        repositories that it may read can be cloned. `registry`: user and password for images of a private registry.
+        `secrets`: stored ones it may use, as sandboxes do. A layer that holds the value of a stored secret is refused,
+        unless `allow_secrets`."""
         await send_ahead(self._transport, spec)
         body = self._body(spec, skip_cache)
         if registry is not None:
@@ -99,6 +104,12 @@ class AsyncBuilds:
             body["network"] = validation.network_policy(network).model_dump(mode="json")
         if identity is not None:
             body["identity"] = identity
+        if secrets:
+            body["secrets"] = {
+                name: validation.secret(value).model_dump(mode="json") for name, value in secrets.items()
+            }
+        if allow_secrets:
+            body["allow_secrets"] = True
         answer = await self._transport.request("POST", "/builds", body=body)
         return AsyncBuild(self._transport, wire.parse(BuildInfo, answer.content))
 

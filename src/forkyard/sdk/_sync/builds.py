@@ -19,6 +19,7 @@ from forkyard.models.builds import (
     Pruned,
     build_event,
 )
+from forkyard.models.network import Secret
 from forkyard.models.specs import Spec as SpecModel
 from forkyard.sdk import validation, wire
 from forkyard.sdk._sync import runtime
@@ -89,9 +90,13 @@ class Builds:
         network: validation.Network | None = None,
         identity: str | None = None,
         registry: tuple[str, str] | None = None,
+        secrets: Mapping[str, Secret | Mapping[str, Any]] | None = None,
+        allow_secrets: bool = False,
     ) -> Build:
         """Begin a build. `network`: what it may reach; sandboxes made of it have their own. With an `identity`, hosted
-        repositories that it may read can be cloned. `registry`: user and password for images of a private registry."""
+        repositories that it may read can be cloned. `registry`: user and password for images of a private registry.
+        `secrets`: stored ones it may use, as sandboxes do. A layer that holds the value of a stored secret is refused,
+        unless `allow_secrets`."""
         send_ahead(self._transport, spec)
         body = self._body(spec, skip_cache)
         if registry is not None:
@@ -100,6 +105,12 @@ class Builds:
             body["network"] = validation.network_policy(network).model_dump(mode="json")
         if identity is not None:
             body["identity"] = identity
+        if secrets:
+            body["secrets"] = {
+                name: validation.secret(value).model_dump(mode="json") for name, value in secrets.items()
+            }
+        if allow_secrets:
+            body["allow_secrets"] = True
         answer = self._transport.request("POST", "/builds", body=body)
         return Build(self._transport, wire.parse(BuildInfo, answer.content))
 

@@ -1,4 +1,4 @@
-"""Volumes, and which of them a sandbox has."""
+"""Volumes, which of them a sandbox has, and which variables its snapshots pass on."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ def upgrade() -> None:
     )
     op.create_index("ix_volumes_writer", "volumes", ["writer"])
     op.add_column("sandboxes", sa.Column("volumes", sa.JSON))
+    op.add_column("sandboxes", sa.Column("public_env", sa.JSON))
 
 
 def downgrade() -> None:
+    op.drop_column("sandboxes", "public_env")
     op.drop_column("sandboxes", "volumes")
     op.drop_table("volumes")
