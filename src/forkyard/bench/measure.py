@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from forkyard import AsyncForkyard, AsyncSandbox
+from forkyard.bench import volumes as volume_bench
 from forkyard.bench import yard
 from forkyard.bench.figures import Sample
 from forkyard.bench.git import git
@@ -61,6 +62,11 @@ async def create(n: int | None, say: Say) -> dict[str, Sample]:
             values.append((time.perf_counter() - started) * 1000)
             await sandbox.delete()
     return {"create_cold": Sample(values)}
+
+
+async def volumes(n: int | None, say: Say) -> dict[str, Sample]:
+    async with warm_daemon(say, **NO_POOL) as fy:
+        return await volume_bench.attach(fy, n or 20, say)
 
 
 async def exec_(n: int | None, say: Say) -> dict[str, Sample]:
@@ -276,4 +282,5 @@ MEASURES: dict[str, Bench] = {
     "burst": burst,
     "net": net,
     "git": git,
+    "volumes": volumes,
 }
