@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from forkyard import Forkyard, Sandbox, Volume
-from forkyard.errors import VolumeChanged, VolumeInUse
+from forkyard import Forkyard, Sandbox, Spec, Volume
+from forkyard.errors import BuildFailed, GuestFailure, VolumeChanged, VolumeInUse
 
 
 @pytest.fixture
@@ -101,3 +101,49 @@ def test_files_of_a_volume_without_a_sandbox(fy: Forkyard, volume: str, tmp_path
     assert fy.volumes.files(volume, "/../in/below") == fy.volumes.files(volume, "/in/below"), (
         "nothing is above its root"
     )
+
+
+def test_a_file_system_that_a_guest_has_ruined_hurts_nobody_but_its_volume(fy: Forkyard, volume: str) -> None:
+    fy.volumes.write(volume, "/a", "good")
+    good = fy.volumes.snapshot(volume).version
+    with fy.sandboxes.create(volumes={"/data": volume}) as evil:
+        evil.exec("umount /data; head -c 2000000 /dev/urandom > /dev/vdb; sync", check=True)
+    with pytest.raises(GuestFailure, match="was not mounted at /data"):
+        fy.sandboxes.create(volumes={"/data": volume})
+    assert fy.volumes.get(volume).writer is None, "a create that failed holds nothing"
+    assert fy.volumes.read_bytes(volume, "/a", version=good) == b"good"
+
+
+def test_a_cache_is_filled_by_a_commit_and_then_nothing_is_downloaded(fy: Forkyard) -> None:
+    install = "mkdir -p /tmp/app && cd /tmp/app && npm install --prefer-offline --no-audit --no-fund is-odd@3.0.1"
+    try:
+        with fy.sandboxes.create(cache=["npm"]) as trusted:
+            trusted.exec(install, check=True)
+            assert trusted.egress.list()
+            fy.volumes.commit("cache-npm", trusted.id)
+        one, two = (fy.sandboxes.create(cache=["npm"]) for _ in range(2))
+        one.exec(f"touch $npm_config_cache/mine; {install}", check=True)
+        assert one.egress.list() == [], "all of it was there"
+        assert two.exec("test -e $npm_config_cache/mine").exit_code == 1, "what one writes the other does not see"
+        one.delete(), two.delete()
+    finally:
+        fy.volumes.delete("cache-npm")
+
+
+def test_a_layer_with_a_secret_in_its_files_or_its_memory_is_refused(fy: Forkyard) -> None:
+    value = "s3cr3t-that-must-not-be-in-a-layer"
+    fy.secrets.set("LAYER_SECRET", value)
+    halves = f"a={value[:17]}; b={value[17:]}"
+    in_memory = f"{halves}; X=$a$b nohup sleep 1000 > /dev/null 2>&1 &"
+    try:
+        for step in (f"{halves}; echo $a$b > /root/.netrc; sync", in_memory):
+            with pytest.raises(BuildFailed, match="the value of the secret LAYER_SECRET"):
+                fy.builds.create(Spec().run(step)).wait()
+        assert fy.builds.create(Spec().run("true")).wait().snapshot_id is not None
+    finally:
+        fy.secrets.delete("LAYER_SECRET")
+        for build in fy.builds.list():
+            build.delete()
+        fy.builds.prune()
+        for snapshot in fy.snapshots.list():
+            snapshot.delete()
