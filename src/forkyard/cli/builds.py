@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from forkyard.cli import show
 from forkyard.cli.app import App, Verb, pairs, pass_app
+from forkyard.cli.policy import secret_option
 
 if TYPE_CHECKING:
     from forkyard import Build, BuildInfo, Forkyard, LayerInfo, Spec
@@ -31,6 +32,8 @@ DEFAULT_FILE = "forkyard.yaml"
 @click.option("--skip-cache", is_flag=True, help="Build all layers even if they are there.")
 @click.option("--identity", help="Whose hosted repositories the build may clone.")
 @click.option("--registry-user", metavar="USER", help="For images of a private registry; the password is on stdin.")
+@secret_option
+@click.option("--allow-secrets", is_flag=True, help="Also keep a layer that holds the value of a stored secret.")
 @pass_app
 def build_command(
     app: App,
@@ -44,6 +47,8 @@ def build_command(
     skip_cache: bool,
     identity: str | None,
     registry_user: str | None,
+    secrets: dict[str, Any],
+    allow_secrets: bool,
 ) -> None:
     """Build a spec in layers and print the snapshot that sandboxes are made from.
 
@@ -68,7 +73,14 @@ def build_command(
         if explain:
             _plan(app, client.builds.explain(spec, skip_cache=skip_cache))
             return
-        build = client.builds.create(spec, skip_cache=skip_cache, identity=identity, registry=registry)
+        build = client.builds.create(
+            spec,
+            skip_cache=skip_cache,
+            identity=identity,
+            registry=registry,
+            secrets=secrets,
+            allow_secrets=allow_secrets,
+        )
         info = _followed(app, build)
     if app.json:
         app.print_json(info)
