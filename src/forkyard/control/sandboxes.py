@@ -155,7 +155,8 @@ class Sandboxes:
             async with self.clones(record, request.git) as put_clones:
                 created = await self._make_machine(machine(record), replace(spec, image=image))
                 await self._ground.prepare(record, machine(record))
-                await put_clones(self._ground.host.guest(machine(record)))
+                if request.git:
+                    await put_clones(self._ground.host.guest(machine(record)))
         except Exception as raised:
             error = known(raised, "create", sandbox_id)
             # The host left nothing behind by contract; asking it again costs nothing and covers what came too late.
