@@ -129,7 +129,7 @@ async def serve(settings: Settings) -> None:
             control.previews.address = _address(settings, *(one.getsockname()[1] for one in (plain[0], *secure)))
             control.domains.nameservers = settings.nameservers
             freestyle = Freestyle(gateway, control, hosting, builds, runs, schedules, api_hosts=names)
-            front = E2b(freestyle, control, api_hosts=names)
+            front = E2b(freestyle, control, builds, api_hosts=names)
             server = Server(configured(front, grace_s=GRACE_S))
             tasks = [
                 asyncio.create_task(_stop_when_asked(control, server)),

@@ -23,6 +23,7 @@ rebuilds the same class from the `code`.
     │   ├── BuildNotFound
     │   ├── ImageNotFound
     │   ├── UploadNotFound
+    │   ├── TemplateNotFound
     │   ├── ServiceNotFound
     │   ├── ContextNotFound
     │   ├── VolumeNotFound
@@ -185,6 +186,12 @@ class UploadNotFound(NotFound):
     """There is no such upload; send it again."""
 
     code = "upload_not_found"
+
+
+class TemplateNotFound(NotFound):
+    """There is no template of this name, or none with this tag."""
+
+    code = "template_not_found"
 
 
 class ServiceNotFound(NotFound):

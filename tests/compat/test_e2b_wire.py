@@ -37,23 +37,32 @@ CONTROL = [
     ("GET", "/snapshots"),
     ("GET", "/templates/aliases/x"),
     ("DELETE", "/templates/x"),
-]
-NOT_SERVED = [
+    ("POST", "/v2/templates"),
     ("POST", "/v3/templates"),
     ("GET", "/templates"),
     ("GET", "/v2/templates"),
-    ("GET", "/templates/x/files/y"),
-    ("POST", "/v2/templates/x/builds/y"),
-    ("GET", "/templates/x/builds/y/status"),
+    ("GET", "/templates/x"),
+    ("PATCH", "/templates/x"),
+    ("GET", "/templates/x/tags"),
     ("POST", "/templates/tags"),
+    ("DELETE", "/templates/tags"),
+    ("POST", "/v2/templates/TEMPLATE/builds/BUILD"),
+    ("GET", "/templates/x/builds/y/status"),
+    ("POST", "/secrets"),
+    ("GET", "/secrets"),
+    ("GET", "/secrets/x"),
+    ("POST", "/secrets/x"),
+    ("DELETE", "/secrets/x"),
+]
+NOT_SERVED = [
+    ("POST", "/templates"),
     ("POST", "/volumes"),
     ("GET", "/volumes/x"),
     ("GET", "/volumecontent/x/path"),
-    ("POST", "/secrets"),
-    ("GET", "/secrets"),
     ("GET", "/teams"),
     ("PATCH", "/sandboxes/x"),
     ("GET", "/sandboxes/x/nothing"),
+    ("PUT", "/templates/x/files"),
 ]
 
 
@@ -200,7 +209,7 @@ def test_what_is_not_served_says_so(api: httpx.Client, method: str, path: str) -
 
 
 def test_another_port_of_a_sandbox_is_not_open(envd: httpx.Client) -> None:
-    answer = envd.get("/", headers={"E2b-Sandbox-Port": "49999"})
+    answer = envd.get("/", headers={"E2b-Sandbox-Port": "3000"})
     assert answer.status_code == 502
     assert "port is not open" in answer.json()["message"]
 
@@ -256,6 +265,19 @@ _fields = [
     "data",
     "start",
     "selector",
+    "alias",
+    "tags",
+    "target",
+    "cpuCount",
+    "memoryMB",
+    "fromImage",
+    "fromTemplate",
+    "steps",
+    "startCmd",
+    "readyCmd",
+    "force",
+    "public",
+    "value",
 ]
 _body = st.one_of(
     st.dictionaries(st.sampled_from(_fields), _json, max_size=6).map(lambda it: json.dumps(it).encode()),
@@ -272,7 +294,7 @@ _settings = settings(
 
 
 @_settings
-@given(st.sampled_from([path for method, path in CONTROL if method in ("POST", "PUT")]), _body)
+@given(st.sampled_from([path for method, path in CONTROL if method in ("POST", "PUT") and "sandboxes" in path]), _body)
 def test_no_body_breaks_the_control_plane(
     unreal_api: httpx.Client, unreal_sandbox: dict[str, str], path: str, body: bytes
 ) -> None:
@@ -290,12 +312,62 @@ def test_no_body_breaks_the_control_plane(
         assert answer.status_code < 500, answer.text
 
 
+_step = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(["RUN", "COPY", "ENV", "WORKDIR", "USER", "ADD", ""]),
+        "args": st.lists(st.text(), max_size=4),
+    }
+)
+_start = st.fixed_dictionaries(
+    {},
+    optional={
+        "fromImage": st.sampled_from(["debian:12", "nothing", "python:3"]) | st.text(),
+        "fromTemplate": st.sampled_from(["base", "fuzzed"]) | st.text(),
+        "steps": st.lists(_step, max_size=3),
+        "startCmd": st.text(),
+        "readyCmd": st.text(),
+        "force": st.booleans(),
+    },
+)
+
+
+@_settings
+@given(_start.map(lambda it: json.dumps(it).encode()) | _body)
+def test_no_body_breaks_a_build(unreal_api: httpx.Client, body: bytes) -> None:
+    asked = unreal_api.post("/v3/templates", json={"name": "fuzzed"}).json()
+    path = f"/templates/{asked['templateID']}/builds/{asked['buildID']}"
+    answer = unreal_api.post(f"/v2{path}", content=body)
+    assert answer.status_code == 202 or (answer.status_code < 500 and _is_error(answer)), answer.text
+    status = unreal_api.get(f"{path}/status")
+    assert status.json()["status"] in ("waiting", "building", "ready", "error")
+
+
+@_settings
+@given(
+    st.sampled_from(
+        [
+            ("POST", "/v2/templates"),
+            ("POST", "/v3/templates"),
+            ("POST", "/templates/tags"),
+            ("DELETE", "/templates/tags"),
+            ("PATCH", "/templates/fuzzed"),
+            ("POST", "/secrets"),
+            ("POST", "/secrets/fuzzed"),
+        ]
+    ),
+    _body,
+)
+def test_no_body_breaks_templates_or_secrets(unreal_api: httpx.Client, call: tuple[str, str], body: bytes) -> None:
+    answer = unreal_api.request(*call, content=body)
+    assert answer.status_code < 300 or (answer.status_code < 500 and _is_error(answer)), answer.text
+
+
 @_settings
 @given(
     st.dictionaries(st.sampled_from(["limit", "nextToken", "metadata", "state", "order", "startedAfter"]), st.text())
 )
 def test_no_query_breaks_a_list(unreal_api: httpx.Client, query: dict[str, str]) -> None:
-    for path in ("/v2/sandboxes", "/snapshots"):
+    for path in ("/v2/sandboxes", "/snapshots", "/secrets"):
         answer = unreal_api.get(path, params=query)
         assert answer.status_code == 200 or (answer.status_code == 400 and _is_error(answer))
 

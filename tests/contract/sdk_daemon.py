@@ -33,7 +33,7 @@ from forkyard.compat.freestyle.facade import Freestyle
 from forkyard.control.plane import ControlPlane
 from forkyard.git.automation import Outward
 from forkyard.git.hosting import GitHosting
-from forkyard.guest.base import Guest
+from forkyard.guest.base import ExecSpec, Guest
 from forkyard.guest.client import connect
 from forkyard.guest.local import LocalAgent
 from forkyard.hosts.base import Created, CreateSpec, Incarnation
@@ -45,8 +45,13 @@ T = TypeVar("T")
 
 def _add_env(guest: Guest, env: Mapping[str, str]) -> None:
     """As the identity of a machine does. An agent on this machine must not be given one: it would set its clock."""
-    execute = guest.execute
-    setattr(guest, "execute", lambda spec: execute(replace(spec, env={**env, **spec.env})))  # noqa: B010
+
+    def added(spec: ExecSpec) -> ExecSpec:
+        return replace(spec, env={**env, **spec.env})
+
+    execute, start = guest.execute, guest.start
+    setattr(guest, "execute", lambda spec: execute(added(spec)))  # noqa: B010
+    setattr(guest, "start", lambda spec: start(added(spec)))  # noqa: B010
 
 
 class AgentHost(MemoryHost):
@@ -192,7 +197,7 @@ class Daemon:
         unix.bind(str(self.socket))
         app = create_app(self._control, hosting=self.hosting, builds=self.builds)
         self._freestyle = Freestyle(app, self._control, self.hosting, self.builds, self.runs, self.schedules)
-        self._e2b = E2b(self._freestyle, self._control, default_user=getpass.getuser())
+        self._e2b = E2b(self._freestyle, self._control, self.builds, default_user=getpass.getuser())
         config = uvicorn.Config(
             self._e2b,
             log_level="error",
@@ -227,11 +232,14 @@ class Daemon:
         await self._store.close()
 
 
+D = TypeVar("D", bound=Daemon)
+
+
 @contextlib.contextmanager
-def running_daemon(outward: Outward | None = None) -> Iterator[Daemon]:
+def running_daemon(outward: Outward | None = None, *, of: type[D] = Daemon) -> Iterator[D]:  # type: ignore[assignment]
     # Not below pytest's directory: the path of a unix socket has at most 107 bytes.
     root = Path(tempfile.mkdtemp(prefix="fysdk-"))
-    daemon = Daemon(root, outward)
+    daemon = of(root, outward)
     try:
         daemon.start()
         yield daemon

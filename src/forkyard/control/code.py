@@ -106,11 +106,14 @@ class Code:
     # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @asynccontextmanager
-    async def run(self, sandbox_id: str, request: CodeRun) -> AsyncIterator[AsyncIterator[CodeEvent]]:
+    async def run(
+        self, sandbox_id: str, request: CodeRun, *, first: ContextCreate | None = None
+    ) -> AsyncIterator[AsyncIterator[CodeEvent]]:
         """Run code and follow it: `started`, then what it prints and shows, then `end`. Leaving the block before that
-        interrupts it. Runs in one context wait for each other. The sandbox stays awake meanwhile."""
+        interrupts it. Runs in one context wait for each other. The sandbox stays awake meanwhile. `first`: how the
+        context of a language is made, if there is none yet."""
         async with self._sandboxes.use(sandbox_id) as guest:
-            info = await self._wanted(sandbox_id, guest, request)
+            info = await self._wanted(sandbox_id, guest, request, first)
             context = _context(info)
             language = request.language or context.language
             if context_language(language) != context.language:
@@ -142,7 +145,7 @@ class Code:
                     if not ended:
                         await asyncio.shield(self._give_up(sandbox_id, guest, info.id, wanted["id"]))
 
-    async def _wanted(self, sandbox_id: str, guest: Guest, request: CodeRun) -> ExecInfo:
+    async def _wanted(self, sandbox_id: str, guest: Guest, request: CodeRun, first: ContextCreate | None) -> ExecInfo:
         if request.context is not None and request.context not in _LANGUAGES:
             return await _found(guest, request.context)
         language = context_language(request.language or "python") if request.context is None else request.context
@@ -150,7 +153,8 @@ class Code:
             for info in await _running(guest):
                 if _context(info).id == language:
                     return info
-            return await self._start(guest, language, ContextCreate.model_validate({"language": language}))
+            made = first or ContextCreate.model_validate({"language": language})
+            return await self._start(guest, language, made)
 
     async def _give_up(self, sandbox_id: str, guest: Guest, exec_id: str, run_id: str) -> None:
         with contextlib.suppress(ForkyardError, TimeoutError):

@@ -88,10 +88,10 @@ class Secrets:
 
     # ── stored ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def put(self, name: str, value: str) -> SecretInfo:
+    async def put(self, name: str, value: str, metadata: dict[str, str] | None = None) -> SecretInfo:
         """Sandboxes that use the stored secret of this name get the new value at once."""
         _check_header_value(value)
-        record = await self._store.put_secret(name, self._vault.seal(name, value))
+        record = await self._store.put_secret(name, self._vault.seal(name, value), metadata)
         await self.changed(name)
         return _info(record)
 
@@ -179,7 +179,13 @@ async def _nobody(_name: str) -> None:
 
 
 def _info(record: SecretRecord) -> SecretInfo:
-    return SecretInfo(name=record.name, created_at=record.created_at, updated_at=record.updated_at)
+    return SecretInfo(
+        name=record.name,
+        version=record.version,
+        metadata=record.metadata,
+        created_at=record.created_at,
+        updated_at=record.updated_at,
+    )
 
 
 def _missing(name: str) -> NotFound:

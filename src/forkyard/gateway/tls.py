@@ -32,11 +32,13 @@ def brought(certificate: Path, key: Path) -> ssl.SSLContext:
 
 def made_here(authority: Authority, domain: str, is_mapped: Callable[[str], bool]) -> ssl.SSLContext:
     """`is_mapped`: whether a name is a user's domain. Asked during a handshake, so it must be quick."""
+    api = (f"api.{domain}", f"sandbox.{domain}")  # where clients of E2B look for it
 
     def choose(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> int | None:
         if name is None or (name := name.lower()) in _HERE:
             return None
-        if not (name == domain or isinstance(names.of_host(name, domain), names.Target) or is_mapped(name)):
+        known = name == domain or name in api or isinstance(names.of_host(name, domain), names.Target)
+        if not (known or is_mapped(name)):
             return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
         connection.context = authority.context_for([name])
         return None

@@ -135,9 +135,10 @@ class Guest(Protocol):
         user: str | None = None,
         append: bool = False,
         parents: bool = True,
+        attributes: Mapping[str, str] | None = None,
     ) -> FileInfo:
         """Atomic (a temporary file, renamed when the last chunk arrived) unless `append`. If `chunks` raises, nothing
-        changes."""
+        changes. `attributes`: extended ones, all it has then."""
         ...
 
     async def mount(self, slot: int, path: str, *, read_only: bool = False) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Literal, TypeVar
 
@@ -250,9 +250,11 @@ class AgentGuest:
         user: str | None = None,
         append: bool = False,
         parents: bool = True,
+        attributes: Mapping[str, str] | None = None,
     ) -> FileInfo:
+        noted = dict(attributes or {})
         record = await self._upload(
-            "write", chunks, path=_path(path), mode=mode, user=user, append=append, parents=parents
+            "write", chunks, path=_path(path), mode=mode, user=user, append=append, parents=parents, attributes=noted
         )
         return _checked(records.file_info, record)
 

@@ -15,7 +15,7 @@ import shlex
 import signal as signals
 import tarfile
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Collection
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -44,6 +44,7 @@ class _Node:
     data: bytes = b""
     mode: int = 0o644
     owner: str = "root"
+    attributes: dict[str, str] = field(default_factory=dict)
     modified_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
@@ -358,6 +359,7 @@ class FakeGuest:
             owner=node.owner,
             group=node.owner,
             modified_at=node.modified_at,
+            attributes=node.attributes,
         )
 
     def _below(self, path: str) -> list[str]:
@@ -401,6 +403,7 @@ class FakeGuest:
         user: str | None = None,
         append: bool = False,
         parents: bool = True,
+        attributes: Mapping[str, str] | None = None,
     ) -> FileInfo:
         full = self._path(path, user)
         if self._is_directory(full):
@@ -417,6 +420,7 @@ class FakeGuest:
                 data=old.data + data if append else data,
                 mode=old.mode if mode is None else mode,
                 owner=user or old.owner,
+                attributes=dict(attributes or {}),
             ),
         )
         return self._info(full)

@@ -21,6 +21,7 @@ Record = Mapping[str, Any]
 _MAX_TEXT = 65_536
 _MAX_COUNT = 1 << 63
 _LATEST_NS = 253_402_300_799 * 10**9  # the end of the year 9999
+_MAX_TEXTS = 64
 _FILE_TYPES = ("file", "directory", "symlink", "other")
 _WATCH_TYPES = ("created", "modified", "deleted", "moved", "attributes", "overflow")
 
@@ -102,7 +103,18 @@ def file_info(record: Record) -> FileInfo:
         group=text(record, "group"),
         modified_at=instant(record, "mtime_ns"),
         target=optional_path(record, "target"),
+        attributes=_texts(record, "attributes"),
     )
+
+
+def _texts(record: Record, name: str) -> dict[str, str]:
+    """None of an agent that is older than this."""
+    found = record.get(name, {})
+    if not isinstance(found, dict) or len(found) > _MAX_TEXTS:
+        raise Violation(f"`{name}` is no object of at most {_MAX_TEXTS} strings")
+    if not all(isinstance(key, str) and isinstance(value, str) for key, value in found.items()):
+        raise Violation(f"`{name}` holds what is no string")
+    return found
 
 
 def exec_info(record: Record) -> ExecInfo:

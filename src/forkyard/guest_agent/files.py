@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 _LIST_CHUNK = 32_768
 _RENAME_NOREPLACE = 1
 _AT_FDCWD = -100
+_USER = "user."
+_MAX_ATTRIBUTES = 64
+_MAX_ATTRIBUTE_BYTES = 4096
 
 
 def record(path: str, status: os.stat_result | None = None) -> dict[str, Any]:
@@ -46,7 +49,26 @@ def record(path: str, status: os.stat_result | None = None) -> dict[str, Any]:
         "group": accounts.group_name(status.st_gid),
         "mtime_ns": status.st_mtime_ns,
         "target": target,
+        "attributes": _attributes(path) if kind in ("file", "directory") else {},
     }
+
+
+def _attributes(path: str) -> dict[str, str]:
+    """What users have noted on it. Not every file system can."""
+    found: dict[str, str] = {}
+    try:
+        for name in os.listxattr(path, follow_symlinks=False):
+            if name.startswith(_USER) and len(found) < _MAX_ATTRIBUTES:
+                value = os.getxattr(path, name, follow_symlinks=False)[:_MAX_ATTRIBUTE_BYTES]
+                found[name[len(_USER) :]] = value.decode("utf-8", "replace")
+    except OSError:
+        return {}
+    return found
+
+
+def set_attributes(descriptor: int, attributes: dict[str, str]) -> None:
+    for name, value in attributes.items():
+        os.setxattr(descriptor, _USER + name, value.encode("utf-8", "surrogateescape"))
 
 
 class ListTask(Task):

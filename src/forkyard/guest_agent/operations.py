@@ -197,6 +197,7 @@ class Operations:
             account=accounts.find(user) if user is not None else None,
             append=flag(args, "append"),
             parents=flag(args, "parents", default=True),
+            attributes=texts(args, "attributes"),
         )
         return None
 

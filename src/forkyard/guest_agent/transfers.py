@@ -77,9 +77,11 @@ class WriteTask(Task):
         account: accounts.Account | None,
         append: bool,
         parents: bool,
+        attributes: dict[str, str],
     ) -> None:
         self._stream = stream
         self._mode = mode
+        self._attributes = attributes
         self._account = account
         self._path = os.path.realpath(path) if os.path.islink(path) else path
         self._temporary: str | None = None
@@ -120,6 +122,7 @@ class WriteTask(Task):
     def finish(self) -> None:
         try:
             self._set_owner_and_mode()
+            files.set_attributes(self._fd, self._attributes)
             if self._temporary is not None:
                 os.rename(self._temporary, self._path)
                 self._temporary = None

@@ -365,6 +365,9 @@ class FileInfo(Answer):
     group: str
     modified_at: datetime
     target: str | None = Field(None, description="Where a symlink points.")
+    attributes: dict[str, str] = Field(
+        default_factory=dict, description="Extended attributes of the user, without `user.` before their names."
+    )
 
 
 class FileExists(Answer):

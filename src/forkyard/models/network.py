@@ -103,6 +103,8 @@ class SecretInfo(Answer):
     """A stored secret; its value is never shown."""
 
     name: str
+    version: int = Field(1, description="How often it was set.")
+    metadata: dict[str, str] = Field(default_factory=dict)
     created_at: datetime
     updated_at: datetime
 

@@ -17,23 +17,27 @@ class SecretRecord:
     sealed: str = field(repr=False)
     created_at: datetime
     updated_at: datetime
+    version: int = 1
+    metadata: dict[str, str] = field(default_factory=dict)
 
 
 class SecretQueries(Database):
-    async def put_secret(self, name: str, sealed: str) -> SecretRecord:
+    async def put_secret(self, name: str, sealed: str, metadata: dict[str, str] | None = None) -> SecretRecord:
+        """`metadata` None: what it has."""
         now = datetime.now(UTC)
 
         def work(connection: sa.Connection) -> SecretRecord:
             mine = secrets.c.name == name
-            created_at = connection.execute(sa.select(secrets.c.created_at).where(mine)).scalar()
-            if created_at is None:
-                connection.execute(
-                    secrets.insert(), {"name": name, "sealed": sealed, "created_at": now, "updated_at": now}
-                )
+            earlier = connection.execute(secrets.select().where(mine)).mappings().first()
+            if earlier is None:
+                row = {"name": name, "sealed": sealed, "created_at": now, "updated_at": now}
+                connection.execute(secrets.insert(), {**row, "version": 1, "metadata": metadata or {}})
             else:
-                connection.execute(secrets.update().where(mine).values(sealed=sealed, updated_at=now))
+                kept = earlier["metadata"] if metadata is None else metadata
+                values = {"sealed": sealed, "updated_at": now, "version": earlier["version"] + 1, "metadata": kept}
+                connection.execute(secrets.update().where(mine).values(**values))
             record_event(connection, now, None, "secret.set", data={"name": name})
-            return SecretRecord(name, sealed, created_at or now, now)
+            return SecretRecord(**connection.execute(secrets.select().where(mine)).mappings().one())
 
         return await self._write(work)
 

@@ -46,6 +46,7 @@ from forkyard.store.secrets import SecretQueries
 from forkyard.store.snapshots import SnapshotQueries
 from forkyard.store.ssh import SshQueries
 from forkyard.store.tables import events, idempotency, keys, sandboxes
+from forkyard.store.templates import TemplateQueries
 from forkyard.store.triggers import TriggerQueries
 from forkyard.store.volumes import VolumeQueries, give_back_volumes, take_volumes
 
@@ -88,6 +89,7 @@ class Store(
     GitQueries,
     IdentityQueries,
     BuildQueries,
+    TemplateQueries,
     TriggerQueries,
     RemoteQueries,
     ReviewQueries,

@@ -171,6 +171,8 @@ secrets = sa.Table(
     sa.Column("sealed", sa.Text, nullable=False),  # encrypted with the key in the state directory
     sa.Column("created_at", UtcDateTime, nullable=False),
     sa.Column("updated_at", UtcDateTime, nullable=False),
+    sa.Column("version", sa.Integer, nullable=False, server_default="1"),  # how often it was set
+    sa.Column("metadata", sa.JSON, nullable=False, server_default="{}"),
 )
 
 ssh_keys = sa.Table(
@@ -492,4 +494,45 @@ runs = sa.Table(
     sa.Index(None, "run_at"),
     sa.Index(None, "schedule_id"),
     sa.Index(None, "state"),
+)
+
+templates = sa.Table(
+    "templates",  # names under which machines were built
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("name", sa.String(128), nullable=False, unique=True),
+    sa.Column("public", sa.Boolean, nullable=False),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("updated_at", UtcDateTime, nullable=False),
+)
+
+template_builds = sa.Table(
+    "template_builds",
+    metadata,
+    sa.Column("id", sa.String(36), primary_key=True),
+    sa.Column("template_id", sa.String(32), sa.ForeignKey("templates.id", ondelete="CASCADE"), nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("size", sa.JSON, nullable=False),
+    sa.Column("tags", sa.JSON, nullable=False),  # given when it succeeds
+    sa.Column("recipe", sa.JSON(none_as_null=True)),  # its spec, and what commands in its machines run as
+    sa.Column("build_id", sa.String(32)),  # may be forgotten by now
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("finished_at", UtcDateTime),
+    sa.Index(None, "template_id", "created_at"),
+)
+
+template_tags = sa.Table(
+    "template_tags",
+    metadata,
+    sa.Column("template_id", sa.String(32), sa.ForeignKey("templates.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("tag", sa.String(128), primary_key=True),
+    sa.Column("build_id", sa.String(36), sa.ForeignKey("template_builds.id", ondelete="CASCADE"), nullable=False),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+)
+
+template_files = sa.Table(
+    "template_files",  # by the hash a client has of them: which upload they are
+    metadata,
+    sa.Column("hash", sa.String(128), primary_key=True),
+    sa.Column("upload", sa.String(80), nullable=False),
 )

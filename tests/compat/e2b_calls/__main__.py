@@ -15,7 +15,7 @@ import traceback
 
 from registry import CALLS, Yard
 
-ORDER = ("sandboxes", "commands", "files", "sleep", "asynchronous", "end")
+ORDER = ("sandboxes", "commands", "files", "sleep", "templates", "asynchronous", "end")
 
 
 def _number(version: str) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 from registry import Yard, call, expect
@@ -17,7 +16,7 @@ def _(y: Yard) -> None:
 
 @call("commands.run: envs, cwd")
 def _(y: Yard) -> None:
-    Path(y.path("cwd")).mkdir()
+    y.sbx.files.make_dir(y.path("cwd"))
     result = y.sbx.commands.run("echo $NAME; pwd", envs={"NAME": "value"}, cwd=y.path("cwd"))
     assert result.stdout == f"value\n{y.path('cwd')}\n"
 

@@ -33,6 +33,7 @@ class Yard:
         #: A shell of a login reads what the owner of this machine has in their home: not that of a test.
         self.envs = {} if "COMPAT_VM" in os.environ else {"HOME": self.dir}
         self.metadata = {"purpose": "test & more", "run": str(time.time_ns())}
+        self.template = ""  # one that was built
         self.sbx: Any = None
         self.loop = asyncio.new_event_loop()  # one: the package keeps connections
 

@@ -11,6 +11,7 @@ from registry import Yard, call, expect, until
 def _(y: Yard) -> None:
     y.sbx = y.e2b.Sandbox.create(timeout=1200, metadata=y.metadata, envs={"GREETING": "hello", **y.envs})
     assert y.sbx.sandbox_id.isalnum()
+    y.sbx.files.make_dir(y.dir)
 
 
 @call("Sandbox.create: unknown template")

@@ -1,5 +1,4 @@
 // Commands and terminals.
-import { mkdirSync } from 'node:fs'
 import { assert, call, fails, until } from './registry.js'
 
 call('commands.run', async (y) => {
@@ -8,7 +7,7 @@ call('commands.run', async (y) => {
 })
 
 call('commands.run: envs, cwd', async (y) => {
-  mkdirSync(y.path('cwd'), { recursive: true })
+  await y.sbx.files.makeDir(y.path('cwd'))
   const done = await y.sbx.commands.run('echo $NAME; pwd', { envs: { NAME: 'value' }, cwd: y.path('cwd') })
   assert.equal(done.stdout, `value\n${y.path('cwd')}\n`)
 })

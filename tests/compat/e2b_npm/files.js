@@ -1,5 +1,4 @@
 // Files, watches, signed URLs.
-import { symlinkSync } from 'node:fs'
 import { assert, call, fails, until } from './registry.js'
 
 const BYTES = Uint8Array.from({ length: 256 }, (_, n) => n)
@@ -54,7 +53,7 @@ call('files.exists', async (y) => {
 call('files.getInfo', async (y) => {
   const info = await y.sbx.files.getInfo(y.path('b.bin'))
   assert.deepEqual([info.name, info.size, info.mode, info.permissions], ['b.bin', 256, 0o644, '-rw-r--r--'])
-  symlinkSync('b.bin', y.path('link'))
+  await y.sbx.commands.run(`ln -s b.bin ${y.path('link')}`)
   assert.equal((await y.sbx.files.getInfo(y.path('link'))).symlinkTarget, y.path('b.bin'))
 })
 
@@ -98,3 +97,9 @@ call('sandbox.uploadUrl', async (y) => {
   assert.equal(answer.status, 200)
   assert.equal(await y.sbx.files.read(y.path('up.txt')), 'sent up')
 })
+call('files.write, getInfo: metadata', async (y) => {
+  const made = await y.sbx.files.write(y.path('m.txt'), 'x', { metadata: { author: 'ada', stage: 'draft' } })
+  assert.deepEqual(made.metadata, { author: 'ada', stage: 'draft' })
+  assert.deepEqual((await y.sbx.files.getInfo(y.path('m.txt'))).metadata, { author: 'ada', stage: 'draft' })
+})
+

@@ -4,6 +4,7 @@ import { CALLS, Yard } from './registry.js'
 import './sandboxes.js'
 import './commands.js'
 import './files.js'
+import './templates.js'
 import './sleep.js'
 
 function older(one, other) {

@@ -10,6 +10,7 @@ call('Sandbox.create', async (y) => {
     envs: { GREETING: 'hello', ...y.envs },
   })
   assert.match(y.sbx.sandboxId, /^[a-z0-9]+$/)
+  await y.sbx.files.makeDir(y.dir)
 })
 
 call('Sandbox.create: unknown template', async (y) => {

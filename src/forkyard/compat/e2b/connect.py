@@ -174,7 +174,7 @@ class Stream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             tasks = [
                 asyncio.create_task(self._pump(send)),
-                asyncio.create_task(_until_gone(receive)),
+                asyncio.create_task(until_gone(receive)),
                 asyncio.create_task(self._keep_alive(send)),
             ]
             try:
@@ -227,6 +227,6 @@ def broken(request: Request, raised: BaseException) -> Response:
     )
 
 
-async def _until_gone(receive: Receive) -> None:
+async def until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

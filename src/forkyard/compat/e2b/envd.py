@@ -14,6 +14,7 @@ import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
+from typing import Any
 from urllib.parse import quote
 
 from starlette.datastructures import FormData, UploadFile
@@ -21,7 +22,8 @@ from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from forkyard.compat.e2b import connect, users
+from forkyard.compat.e2b import connect, metadata, users
+from forkyard.compat.e2b.code import CodeInterpreter
 from forkyard.compat.e2b.errors import Failed, Refused, answer, not_running, status_of
 from forkyard.compat.e2b.filesystem import Files
 from forkyard.compat.e2b.measuring import measured
@@ -49,8 +51,9 @@ class Envd:
     def __init__(self, control: ControlPlane, default_user: str) -> None:
         self._control = control
         self._default_user = default_user
-        process, files = Processes(control, default_user), Files(control, default_user)
-        self._watches = watches = Watches(control, default_user)
+        self._code = CodeInterpreter(control)
+        process, files = Processes(control), Files(control)
+        self._watches = watches = Watches(control)
         self._unary: dict[str, Unary] = {
             "/process.Process/List": process.listed,
             "/process.Process/SendInput": process.send_input,
@@ -125,9 +128,10 @@ class Envd:
 
     # ── one request ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def serve(self, sandbox_id: str, request: Request) -> Response:
+    async def serve(self, sandbox_id: str, request: Request, *, code: bool = False) -> Response:
+        """`code`: it is for the code interpreter."""
         path = request.url.path
-        service = path.startswith(_SERVICES)
+        service = path.startswith(_SERVICES) and not code
         try:
             try:
                 info = await self._control.sandboxes.get(sandbox_id)
@@ -135,11 +139,18 @@ class Envd:
                 return not_running(sandbox_id)
             if info.state in ENDED or info.state is State.DELETING:
                 return not_running(sandbox_id)
-            if path == "/health":
+            if path == "/health" and not code:
                 return Response(status_code=204) if is_up(info.state) else not_running(sandbox_id)
-            self._admit(sandbox_id, request)
+            if not (code and CodeInterpreter.is_open(info, request)):
+                self._admit(sandbox_id, request)
+            note = Note.of(info)
+            request.state.default_user = users.User(
+                (note and note.user) or self._default_user, None if note is None else note.workdir
+            )
             if not is_up(info.state) and not await self._woken(info):
                 return not_running(sandbox_id)
+            if code:
+                return await self._code.serve(sandbox_id, request)
             if service:
                 return await self._call(sandbox_id, request)
             handler = self._plain.get((request.method, path))
@@ -196,7 +207,7 @@ class Envd:
 
     def _user(self, request: Request) -> users.User:
         name = request.query_params.get("username")
-        return users.named(name) if name else users.of_header(request, self._default_user)
+        return users.named(name) if name else users.of_header(request)
 
     async def _download(self, info: SandboxInfo, request: Request) -> Response:
         path = self._user(request).path(request.query_params.get("path", ""))
@@ -225,14 +236,12 @@ class Envd:
         return StreamingResponse(_until_end(opened, chunks), headers=headers, media_type="application/octet-stream")
 
     async def _upload(self, info: SandboxInfo, request: Request) -> Response:
-        if any(name.startswith("x-metadata-") for name in request.headers):
-            raise Refused(501, "metadata of files is not kept here yet; write the file without it")
-        user = self._user(request)
+        user, noted = self._user(request), metadata.of_headers(request)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         path = request.query_params.get("path")
         async with self._control.sandboxes.use(info.id) as guest:
             if kind == "multipart/form-data":
-                return JSONResponse(await self._upload_form(guest, user, path, request))
+                return JSONResponse(await self._upload_form(guest, user, path, noted, request))
             if not path:
                 raise Refused(400, "path is missing")
             chunks: AsyncIterator[bytes] = request.stream()
@@ -241,11 +250,11 @@ class Envd:
                 chunks = _unpacked(chunks)
             elif encoding != "identity":
                 raise Refused(400, f"Content-Encoding {encoding[:40]!r} is not served here; gzip is")
-            return JSONResponse([await _write(guest, user, path, chunks)])
+            return JSONResponse([await _write(guest, user, path, noted, chunks)])
 
     async def _upload_form(
-        self, guest: Guest, user: users.User, path: str | None, request: Request
-    ) -> list[dict[str, str]]:
+        self, guest: Guest, user: users.User, path: str | None, noted: dict[str, str], request: Request
+    ) -> list[dict[str, Any]]:
         try:
             form: FormData = await request.form(max_files=MAX_UPLOADS, max_fields=MAX_UPLOADS)
         except (MultiPartException, ValueError, KeyError) as error:
@@ -266,7 +275,7 @@ class Envd:
                 to = path or part.filename
                 if not to:
                     raise Refused(400, "a file has no path")
-                written.append(await _write(guest, user, to, _pieces(part)))
+                written.append(await _write(guest, user, to, noted, _pieces(part)))
             return written
         finally:
             await form.close()
@@ -292,15 +301,17 @@ class Envd:
         return JSONResponse(dict((await self._control.ground.record(info.id)).env))
 
 
-async def _write(guest: Guest, user: users.User, path: str, chunks: AsyncIterator[bytes]) -> dict[str, str]:
+async def _write(
+    guest: Guest, user: users.User, path: str, noted: dict[str, str], chunks: AsyncIterator[bytes]
+) -> dict[str, Any]:
     to = user.path(path)
     if to.endswith("/"):
         raise Refused(400, f"path '{to}' is a directory")
     try:
-        written = await guest.write_file(to, chunks, user=user.name)
+        written = await guest.write_file(to, chunks, user=user.name, attributes=noted)
     except FileConflict as error:
         raise Refused(400, f"path is a directory: {error.message}") from None
-    return {"name": written.name, "type": "file", "path": written.path}
+    return {"name": written.name, "type": "file", "path": written.path, **metadata.told(written)}
 
 
 async def _pieces(part: UploadFile) -> AsyncIterator[bytes]:

@@ -1,8 +1,9 @@
 """The front of the E2B facade, before the gateway and the API on the same port: decides whose request it is.
 
-    header E2b-Sandbox-Id, on a host of the API            → envd of that sandbox (port 49983)
+    header E2b-Sandbox-Id, on a host of the API            → envd of that sandbox (port 49983), or its code interpreter
+                                                             (49999, as the header E2b-Sandbox-Port says)
     header X-Access-Token alone, on a host of the API      → the same (`e2b` 2.7 after a connect)
-    49983-<id>.<preview domain>, 49983-<id>.localhost      → the same
+    49983-<id>.<preview domain>, 49983-<id>.localhost      → the same, 49999- likewise
     /files?…&signature=… on a host of the API              → the same, of the sandbox whose signature it is
     /sandboxes, /v2/sandboxes, /snapshots, /templates …    → E2B's control plane, with an API key
     anything else                                          → passed on
@@ -22,10 +23,15 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from forkyard.builds.builds import Builds
+from forkyard.builds.templates import Templates
+from forkyard.compat.e2b import code
 from forkyard.compat.e2b.envd import PORT, Envd
 from forkyard.compat.e2b.errors import Failed, Refused, answer, status_of
 from forkyard.compat.e2b.sandboxes import Sandboxes
-from forkyard.compat.e2b.templates import Templates
+from forkyard.compat.e2b.secrets import SecretRoutes
+from forkyard.compat.e2b.snapshots import Snapshots
+from forkyard.compat.e2b.templates import TemplateRoutes
 from forkyard.compat.hosts import host_name, is_local
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import ForkyardError, OperationTimeout, Unauthenticated
@@ -46,15 +52,23 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 class E2b:
     def __init__(
-        self, app: ASGIApp, control: ControlPlane, *, api_hosts: Collection[str] = (), default_user: str = "user"
+        self,
+        app: ASGIApp,
+        control: ControlPlane,
+        builds: Builds,
+        *,
+        api_hosts: Collection[str] = (),
+        default_user: str = "user",
     ) -> None:
         """`app` gets what is not E2B's. `api_hosts`: names the API is reached by, besides localhost and addresses."""
         self._app = app
         self._control = control
         self._api_hosts = frozenset(host.lower() for host in api_hosts)
         self._envd = envd = Envd(control, default_user)
-        sandboxes, templates = Sandboxes(control, envd.token), Templates(control)
-        one = "/sandboxes/{sandbox_id}"
+        templates = TemplateRoutes(control, Templates(control.ground.store, builds), default_user)
+        sandboxes, snapshots = Sandboxes(control, builds, templates, envd.token), Snapshots(control)
+        secrets = SecretRoutes(control)
+        one, template = "/sandboxes/{sandbox_id}", "/templates/{template_id:path}"
         table: list[tuple[str, str, Handler]] = [
             ("POST", "/sandboxes", sandboxes.create),
             ("POST", "/v2/sandboxes", sandboxes.create_v2),
@@ -70,14 +84,33 @@ class E2b:
             ("POST", f"{one}/connect", sandboxes.connect),
             ("POST", f"/v2{one}/connect", sandboxes.connect),
             ("POST", f"{one}/fork", sandboxes.fork),
-            ("POST", f"{one}/snapshots", templates.snapshot),
+            ("POST", f"{one}/snapshots", snapshots.create),
             ("PUT", f"{one}/network", sandboxes.set_network),
             ("GET", f"{one}/metrics", sandboxes.metrics),
             ("GET", f"{one}/logs", sandboxes.logs),
             ("GET", f"/v2{one}/logs", sandboxes.logs_v2),
-            ("GET", "/snapshots", templates.snapshots),
-            ("GET", "/templates/aliases/{alias}", templates.alias),
-            ("DELETE", "/templates/{template_id:path}", templates.delete),
+            ("GET", "/snapshots", snapshots.listed),
+            ("POST", "/v2/templates", templates.request),
+            ("POST", "/v3/templates", templates.request),
+            ("GET", "/templates", templates.listed),
+            ("GET", "/v2/templates", templates.listed),
+            ("GET", "/default-templates", templates.defaults),
+            ("GET", "/templates/aliases/{alias:path}", templates.alias),
+            ("POST", "/templates/tags", templates.tag),
+            ("DELETE", "/templates/tags", templates.untag),
+            ("GET", f"{template}/tags", templates.tags),
+            ("POST", f"/v2{template}/builds/{{build_id}}", templates.begin),
+            ("GET", f"{template}/builds/{{build_id}}/status", templates.status),
+            ("GET", f"{template}/builds/{{build_id}}/logs", templates.build_logs),
+            ("GET", template, templates.info),
+            ("PATCH", template, templates.update),
+            ("PATCH", f"/v2{template}", templates.update),
+            ("DELETE", template, templates.delete),
+            ("POST", "/secrets", secrets.create),
+            ("GET", "/secrets", secrets.listed),
+            ("GET", "/secrets/{secret_id}", secrets.info),
+            ("POST", "/secrets/{secret_id}", secrets.update),
+            ("DELETE", "/secrets/{secret_id}", secrets.delete),
         ]
         self._routes = [(Route(path, handler, methods=[method]), handler) for method, path, handler in table]
 
@@ -121,7 +154,8 @@ class E2b:
         for suffix in (f".{domain}", ".localhost"):
             label = _LABEL.fullmatch(name.removesuffix(suffix)) if name.endswith(suffix) else None
             if label is not None:
-                return self._to_envd(label[2]) if int(label[1]) == PORT else None
+                port = int(label[1])
+                return self._to_sandbox(label[2], port) if port in (PORT, code.PORT) else None
         if not (is_local(name) or name in self._api_hosts or name in (f"api.{domain}", f"sandbox.{domain}")):
             return None
         if _ROOTS.match(scope["path"]):  # first: some clients send the headers with everything
@@ -131,7 +165,7 @@ class E2b:
             return self._by_header(sandbox_id.decode("latin-1"), headers.get(b"e2b-sandbox-port", b""))
         token = headers.get(b"x-access-token", b"").decode("latin-1")
         if _SANDBOX_ID.fullmatch(token.partition("_")[0]):
-            return self._to_envd(token.partition("_")[0])
+            return self._to_sandbox(token.partition("_")[0], PORT)
         if scope["path"] == "/files" and b"signature=" in scope["query_string"]:
             return self._signed
         return None
@@ -140,13 +174,14 @@ class E2b:
         async def closed(_: Request) -> Response:
             return answer(502, "The sandbox is running but port is not open", sandboxId=sandbox_id[:64])
 
-        if port not in (str(PORT).encode(), b""):
-            return closed
-        return self._to_envd(sandbox_id)
+        number = int(port) if port.isdigit() and len(port) <= 5 else PORT if port == b"" else 0
+        return self._to_sandbox(sandbox_id, number) if number in (PORT, code.PORT) else closed
 
-    def _to_envd(self, sandbox_id: str) -> Handler:
+    def _to_sandbox(self, sandbox_id: str, port: int) -> Handler:
+        known = sandbox_id if _SANDBOX_ID.fullmatch(sandbox_id) else ""
+
         async def handle(request: Request) -> Response:
-            return await self._envd.serve(sandbox_id if _SANDBOX_ID.fullmatch(sandbox_id) else "", request)
+            return await self._envd.serve(known, request, code=port == code.PORT)
 
         return handle
 

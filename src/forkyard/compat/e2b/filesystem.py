@@ -9,7 +9,7 @@ from datetime import UTC
 
 from starlette.requests import Request
 
-from forkyard.compat.e2b import users
+from forkyard.compat.e2b import metadata, users
 from forkyard.compat.e2b.connect import Message
 from forkyard.compat.e2b.errors import Failed
 from forkyard.control.plane import ControlPlane
@@ -23,9 +23,8 @@ _MAX_DEPTH = 64
 
 
 class Files:
-    def __init__(self, control: ControlPlane, default_user: str) -> None:
+    def __init__(self, control: ControlPlane) -> None:
         self._control = control
-        self._default_user = default_user
 
     async def stat(self, sandbox_id: str, request: Request, message: Message) -> Message:
         path = self._path(request, message)
@@ -77,7 +76,7 @@ class Files:
         return {}
 
     def _user(self, request: Request) -> users.User:
-        return users.of_header(request, self._default_user)
+        return users.of_header(request)
 
     def _path(self, request: Request, message: Message) -> str:
         return self._user(request).path(message.get("path"))
@@ -112,6 +111,7 @@ async def entry(guest: Guest, info: FileInfo) -> Message:
         "owner": info.owner,
         "group": info.group,
         "modifiedTime": info.modified_at.astimezone(UTC).isoformat().replace("+00:00", "Z"),
+        **metadata.told(info),
     }
     return made if target is None else {**made, "symlinkTarget": target, "isSymlink": True}
 

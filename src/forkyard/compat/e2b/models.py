@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
@@ -11,6 +12,8 @@ from starlette.requests import Request
 from forkyard.compat.e2b.errors import Refused
 from forkyard.models import EnvName
 
+#: Clients switch features on by it.
+ENVD_VERSION = "0.6.7"
 MAX_BODY_BYTES = 2**20
 MAX_TIMEOUT_S = 366 * 86400
 
@@ -80,6 +83,102 @@ class Fork(Body):
 
 class NewSnapshot(Body):
     name: Annotated[str, StringConstraints(min_length=1, max_length=256)] | None = None
+
+
+# ── templates ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+Tag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+Tags = Annotated[list[Tag], Field(max_length=64)]
+TemplateName = Annotated[str, StringConstraints(min_length=1, max_length=384)]
+
+
+class NewTemplate(Body):
+    name: TemplateName | None = None
+    alias: TemplateName | None = None  # before there were names
+    tags: Tags = Field(default_factory=list)
+    cpus: int | None = Field(None, alias="cpuCount", ge=1, le=8)
+    memory_mib: int | None = Field(None, alias="memoryMB", ge=128, le=16384)
+
+
+class BuildStep(Body):
+    type: str = Field(max_length=64)
+    args: list[str] = Field(default_factory=list, max_length=1024)
+    files_hash: str | None = Field(None, alias="filesHash", max_length=128)
+    force: bool = False
+
+
+class BuildStart(Body):
+    from_image: str | None = Field(None, alias="fromImage", min_length=1, max_length=512)
+    from_template: TemplateName | None = Field(None, alias="fromTemplate")
+    registry: dict[str, Any] | None = Field(None, alias="fromImageRegistry")
+    steps: list[BuildStep] = Field(default_factory=list, max_length=200)
+    start_cmd: str | None = Field(None, alias="startCmd", min_length=1, max_length=65536)
+    ready_cmd: str | None = Field(None, alias="readyCmd", min_length=1, max_length=65536)
+    force: bool = False
+
+
+class TagTemplate(Body):
+    target: TemplateName
+    tags: Tags = Field(min_length=1)
+
+
+class UntagTemplate(Body):
+    name: TemplateName
+    tags: Tags = Field(min_length=1)
+
+
+class TemplateUpdate(Body):
+    public: bool | None = None
+
+
+# ── secrets ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+SecretValue = Annotated[str, StringConstraints(min_length=1, max_length=65536)]
+
+
+class SecretUpdate(Body):
+    value: SecretValue
+    metadata: dict[Text, Text] | None = Field(None, max_length=64)
+
+
+class NewSecret(SecretUpdate):
+    name: Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[^{}\x00-\x1f\x7f-\x9f/]+$")]
+
+
+# ── code ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class NewContext(Body):
+    language: str | None = Field(None, max_length=64)
+    cwd: Text | None = None
+
+
+class Execution(Body):
+    code: str
+    context_id: str | None = Field(None, max_length=256)
+    language: str | None = Field(None, max_length=64)
+    env: dict[EnvName, str] | None = Field(None, alias="env_vars", max_length=256)
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+
+
+def checked_name(name: str) -> str:
+    if _NAME.fullmatch(name) is None:
+        raise Refused(400, "the name of a template has up to 128 letters, digits and any of . _ -")
+    return name
+
+
+# ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def number(given: str | None, name: str, least: int, most: int) -> int | None:
+    """Of a query."""
+    if given is None or given == "":
+        return None
+    if not given.isascii() or not given.isdigit() or len(given) > 9 or not least <= int(given) <= most:
+        raise Refused(400, f"{name} is a number from {least} to {most}")
+    return int(given)
 
 
 async def read(request: Request, model: type[M]) -> M:

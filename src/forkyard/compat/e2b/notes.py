@@ -22,6 +22,8 @@ class Note:
     cold: bool = False  # paused without memory: the next resume boots its disk
     allow_internet: bool | None = None
     network: dict[str, Any] | None = None
+    user: str | None = None  # of its template: what commands run as, and where
+    workdir: str | None = None
 
     @classmethod
     def of(cls, info: SandboxInfo) -> Note | None:

@@ -35,16 +35,15 @@ _MAX_WORDS = 4096
 
 
 class Processes:
-    def __init__(self, control: ControlPlane, default_user: str) -> None:
+    def __init__(self, control: ControlPlane) -> None:
         self._control = control
-        self._default_user = default_user
 
     # ── streams ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def start(self, sandbox_id: str, request: Request) -> Response:
         codec = connect.codec_of(request, stream=True)
         message = await connect.only_frame(request, codec)
-        user = users.of_header(request, self._default_user)
+        user = users.of_header(request)
         timeout_s = connect.timeout_s(request)
         spec = _spec(message, user, timeout_s)
         opened = AsyncExitStack()
@@ -146,7 +145,7 @@ def _spec(message: Message, user: users.User, timeout_s: float | None) -> ExecSp
     cwd = config.get("cwd")
     return ExecSpec(
         words,
-        cwd=user.path(cwd, "process.cwd") if cwd else None,
+        cwd=user.path(cwd, "process.cwd") if cwd else user.workdir,
         env=envs,
         user=user.name,
         timeout_s=timeout_s,

@@ -12,34 +12,38 @@ from urllib.parse import parse_qsl, unquote
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from forkyard.builds.builds import Builds
 from forkyard.compat.e2b import models
 from forkyard.compat.e2b.errors import Refused, body_of, status_of
 from forkyard.compat.e2b.measuring import Measured, measured
 from forkyard.compat.e2b.network import policy_of
 from forkyard.compat.e2b.notes import Note, is_up
-from forkyard.compat.e2b.templates import PLAIN, find_snapshot
+from forkyard.compat.e2b.templates import TemplateRoutes
 from forkyard.control.pages import cursor_after, place_of
 from forkyard.control.plane import ControlPlane
-from forkyard.errors import BY_CODE, ForkyardError, SandboxEnded, SandboxNotFound, SnapshotNotFound
+from forkyard.errors import BY_CODE, ForkyardError, SandboxEnded, SandboxNotFound
 from forkyard.guest.base import ExecSpec
 from forkyard.lifecycle import ENDED, State
 from forkyard.models import SandboxCreate, SandboxFork, SandboxInfo, SandboxUpdate
 from forkyard.store.records import Place
 
-#: Clients switch features on by it.
-ENVD_VERSION = "0.6.7"
 CLIENT_ID = "forkyard"
 DEFAULT_TIMEOUT_S = 300
 V1_TIMEOUT_S = 15
 MAX_PAGE = 100
 SYNC_S = 30.0
+HTTPS_PORT = 443
 _LABEL = re.compile(r"[A-Za-z0-9_./-]{1,64}", re.ASCII)
 _IDEMPOTENCY_KEY = re.compile(r"[a-z0-9-]{1,255}", re.ASCII)
 
 
 class Sandboxes:
-    def __init__(self, control: ControlPlane, token_of: Callable[[str], str]) -> None:
+    def __init__(
+        self, control: ControlPlane, builds: Builds, templates: TemplateRoutes, token_of: Callable[[str], str]
+    ) -> None:
         self._control = control
+        self._builds = builds
+        self._templates = templates
         self._token_of = token_of
 
     # ── create ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -61,31 +65,30 @@ class Sandboxes:
             raise Refused(400, "Idempotency-Key has 1 to 255 of a-z, 0-9 and -")
         metadata = body.metadata or {}
         timeout_s = default_timeout_s if body.timeout is None else body.timeout
+        origin = await self._templates.origin(body.template)
         note = Note(
             template=body.template,
+            user=None if origin.recipe is None else origin.recipe.user,
+            workdir=None if origin.recipe is None else origin.recipe.workdir,
             metadata=metadata,
             timeout_s=timeout_s,
             auto_resume=body.auto_resume is not None and body.auto_resume.enabled,
             allow_internet=body.allow_internet,
             network=None if body.network is None else body.network.model_dump(by_alias=True, exclude_none=True),
         )
-        snapshot = None
-        if body.template.partition(":")[0] not in PLAIN:
-            try:
-                snapshot = (await find_snapshot(self._control, body.template)).id
-            except SnapshotNotFound:
-                raise Refused(404, f"template '{body.template[:128]}' not found") from None
         wanted = SandboxCreate(
             labels={name: value for name, value in list(metadata.items())[:64] if _is_label(name, value)},
             annotations=note.annotations(),
             env=body.env or {},
-            snapshot=snapshot,
             idle_timeout_s=None,
             ttl_s=max(timeout_s, 0.001),
             on_ttl="pause" if body.auto_pause else "delete",
             network=policy_of(body.network, body.allow_internet),
+            **({} if origin.snapshot is None else {"snapshot": origin.snapshot}),
+            **({} if origin.recipe is None else {"spec": origin.recipe.spec}),
         )
-        made = await self._control.sandboxes.create(wanted, api_key_id=request.state.principal.id, idempotency_key=key)
+        create = self._control.sandboxes.create if origin.recipe is None else self._builds.sandbox
+        made = await create(wanted, api_key_id=request.state.principal.id, idempotency_key=key)
         return JSONResponse(self._sandbox(made), 201)
 
     def _sandbox(self, info: SandboxInfo) -> dict[str, Any]:
@@ -93,14 +96,18 @@ class Sandboxes:
             "templateID": _template_of(info),
             "sandboxID": info.id,
             "clientID": CLIENT_ID,
-            "envdVersion": ENVD_VERSION,
+            "envdVersion": models.ENVD_VERSION,
             "envdAccessToken": self._token_of(info.id),
             **self._domain(),
         }
 
     def _domain(self) -> dict[str, Any]:
-        domain = self._control.previews.address.domain
-        return {} if domain == "localhost" else {"domain": domain}
+        """Of its hosts, if there is one. A client asks them over HTTPS, whatever it is told."""
+        address = self._control.previews.address
+        if address.domain == "localhost":
+            return {}
+        outside = f":{address.port}" if address.scheme == "https" and address.port != HTTPS_PORT else ""
+        return {"domain": address.domain + outside}
 
     # ── look ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -123,7 +130,7 @@ class Sandboxes:
 
     async def listed(self, request: Request) -> Response:
         query = request.query_params
-        limit = _number(query.get("limit"), "limit", 1, 10_000) or MAX_PAGE
+        limit = models.number(query.get("limit"), "limit", 1, 10_000) or MAX_PAGE
         wanted = _states(query.getlist("state"))
         metadata = _metadata(query.get("metadata"))
         after = _instant(query.get("startedAfter"))
@@ -192,7 +199,7 @@ class Sandboxes:
 
     async def _log_entries(self, request: Request) -> list[dict[str, Any]]:
         info = await self._living(request)
-        limit = _number(request.query_params.get("limit"), "limit", 0, 10_000)
+        limit = models.number(request.query_params.get("limit"), "limit", 0, 10_000)
         console = (await self._control.sandboxes.logs(info.id)).console.splitlines()
         at = _time(info.created_at)
         entries = [{"timestamp": at, "message": line, "level": "info", "fields": {}} for line in console]
@@ -342,7 +349,7 @@ def _listed(info: SandboxInfo) -> dict[str, Any]:
         "templateID": _template_of(info),
         "sandboxID": info.id,
         "clientID": CLIENT_ID,
-        "envdVersion": ENVD_VERSION,
+        "envdVersion": models.ENVD_VERSION,
         "startedAt": _time(info.created_at),
         "endAt": _time(_end_of(info)),
         "cpuCount": info.shape.vcpus,
@@ -405,14 +412,6 @@ def _states(given: list[str]) -> set[str]:
 def _metadata(given: str | None) -> dict[str, str]:
     """`k=v&k=v`, each quoted once more."""
     return {unquote(name): unquote(value) for name, value in parse_qsl(given or "", keep_blank_values=True)}
-
-
-def _number(given: str | None, name: str, least: int, most: int) -> int | None:
-    if given is None or given == "":
-        return None
-    if not given.isascii() or not given.isdigit() or len(given) > 9 or not least <= int(given) <= most:
-        raise Refused(400, f"{name} is a number from {least} to {most}")
-    return int(given)
 
 
 def _instant(given: str | None) -> datetime | None:

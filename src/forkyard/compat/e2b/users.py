@@ -18,6 +18,7 @@ _NAME = re.compile(r"[a-z_][a-z0-9_.-]{0,31}", re.ASCII)
 @dataclass(frozen=True)
 class User:
     name: str
+    workdir: str | None = None  # None: the home
 
     @property
     def home(self) -> str:
@@ -40,13 +41,14 @@ def named(name: str) -> User:
     return User(name)
 
 
-def of_header(request: Request, default: str) -> User:
-    """`Authorization: Basic base64(user:)`."""
+def of_header(request: Request) -> User:
+    """`Authorization: Basic base64(user:)`, else whom the template of the sandbox has set (`Envd.serve`)."""
+    default: User = request.state.default_user
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "basic":
-        return User(default)
+        return default
     try:
         name = base64.b64decode(given.strip(), validate=True).decode().partition(":")[0]
     except (ValueError, binascii.Error):
         raise Failed("unauthenticated", "the Authorization header is not `Basic base64(user:)`") from None
-    return named(name) if name else User(default)
+    return named(name) if name else default

@@ -31,9 +31,8 @@ _TYPES = {"created": "CREATE", "modified": "WRITE", "deleted": "REMOVE", "attrib
 
 
 class Watches:
-    def __init__(self, control: ControlPlane, default_user: str) -> None:
+    def __init__(self, control: ControlPlane) -> None:
         self._control = control
-        self._default_user = default_user
         self._watchers: dict[tuple[str, str], _Watcher] = {}
 
     async def aclose(self) -> None:
@@ -78,7 +77,7 @@ class Watches:
     async def _open(
         self, opened: AsyncExitStack, sandbox_id: str, request: Request, message: Message
     ) -> AsyncIterator[Message]:
-        path = users.of_header(request, self._default_user).path(message.get("path"))
+        path = users.of_header(request).path(message.get("path"))
         async with self._control.sandboxes.use(sandbox_id) as guest:
             found = await filesystem.entry(guest, await guest.stat(path))
         if found["type"] != "FILE_TYPE_DIRECTORY":

@@ -1,0 +1,130 @@
+"""What a client says a template is made of, as a spec of ours. Pure.
+
+An image that is Debian with one of our runtimes in it is our base image: it boots in no time, and has what they have.
+Others are refused.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from typing import Any
+
+from pydantic import ValidationError
+
+from forkyard.builds.templates import Recipe
+from forkyard.compat.e2b.errors import Refused
+from forkyard.compat.e2b.models import BuildStart, BuildStep
+from forkyard.models.specs import Size, Spec, Step
+
+#: What stands for an image of this name, whatever its tag.
+_BASES = {
+    "e2bdev/base": "debian",
+    "e2bdev/code-interpreter": "debian",
+    "debian": "debian",
+    "python": "debian",
+    "node": "debian",
+    "oven/bun": "debian",
+}
+_OFFICIAL = ("docker.io/library/", "docker.io/", "library/")
+START = "start"
+_READY_S = 300.0
+
+
+def recipe_of(
+    start: BuildStart,
+    size: Size,
+    *,
+    base: Recipe | None,
+    default_user: str,
+    default_home: str,
+) -> Recipe:
+    """`base`: of the template it starts from."""
+    made = _Making(base, default_user, default_home, start.start_cmd is not None)
+    for number, step in enumerate(start.steps, 1):
+        made.step(str(number), step)
+    made.end(start)
+    if start.registry is not None:
+        raise Refused(400, "images of private registries cannot be pulled here yet")
+    origin: dict[str, Any] = {"base": "debian"}
+    if base is not None:
+        origin = {name: getattr(base.spec, name) for name in ("base",) if name in base.spec.model_fields_set}
+    elif start.from_image is not None:
+        origin = _origin(start.from_image)
+    try:
+        spec = Spec(**origin, size=size, steps=made.steps, skip_cache=start.force)
+    except ValidationError as error:
+        raise Refused(400, _said(error)) from None
+    return Recipe(spec, made.user, made.workdir, made.labels)
+
+
+def _origin(image: str) -> dict[str, Any]:
+    name = image
+    for prefix in _OFFICIAL:
+        name = name.removeprefix(prefix)
+    known = _BASES.get(name.partition("@")[0].partition(":")[0])
+    if known is None:
+        raise Refused(400, f"image {image[:200]!r} cannot be pulled here yet; start from one of {', '.join(_BASES)}")
+    return {"base": known}
+
+
+class _Making:
+    def __init__(self, base: Recipe | None, user: str, home: str, restarted: bool) -> None:
+        self.steps: list[Step] = []
+        self.labels: list[str] = []
+        if base is None:
+            self.user, self.workdir = user, home
+            self._add("base", user=user)
+            self._add("base", workdir=home)
+        else:
+            self.user, self.workdir = base.user, base.workdir
+            # A start command of its own takes the place of that of its base.
+            kept = [step for step in base.spec.steps if not (restarted and step.service is not None)]
+            self.steps, self.labels = kept, ["base"] * len(kept)
+
+    def _add(self, label: str, **step: Any) -> None:
+        try:
+            self.steps.append(Step(**step))
+        except ValidationError as error:
+            raise Refused(400, f"step {label}: {_said(error)}") from None
+        self.labels.append(label)
+
+    def step(self, label: str, step: BuildStep) -> None:
+        args = step.args
+        kind = step.type.upper()
+        if kind == "RUN" and args:
+            self._add(label, run={"command": args[0], "user": args[1] if len(args) > 1 and args[1] else None})
+            self._layer(label, step)
+        elif kind == "COPY" and len(args) >= 2:
+            raise Refused(400, f"step {label}: files cannot be copied into a template here yet")
+        elif kind == "ENV" and args and len(args) % 2 == 0:
+            self._add(label, env=dict(zip(args[::2], args[1::2], strict=True)))
+        elif kind == "WORKDIR" and len(args) == 1:
+            self.workdir = posixpath.normpath(posixpath.join(self.workdir, args[0]))
+            self._add(label, workdir=self.workdir)
+        elif kind == "USER" and args:
+            self.user = args[0]
+            self._add(label, user=self.user)
+        else:
+            raise Refused(400, f"step {label}: {step.type[:40]} with {len(args)} arguments is not served here")
+
+    def _layer(self, label: str, step: BuildStep) -> None:
+        self._add(label, layer={"skip_cache": step.force})
+
+    def end(self, start: BuildStart) -> None:
+        if start.start_cmd is not None:
+            service = {
+                "name": START,
+                "exec": start.start_cmd,
+                "user": self.user,
+                "workdir": self.workdir,
+                "ready": start.ready_cmd,
+                "ready_timeout_s": _READY_S,
+            }
+            self._add("finalize", service=service)
+        elif start.ready_cmd is not None:
+            self._add("finalize", wait_for={"command": start.ready_cmd, "timeout_s": _READY_S})
+
+
+def _said(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"[:500]

@@ -1,0 +1,136 @@
+"""Templates: built, found, tagged; and secrets."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from registry import Yard, call, expect
+
+
+def _build(y: Yard, template: Any, name: str, **options: Any) -> Any:
+    """The first argument was once called `alias`."""
+    return y.e2b.Template.build(template, alias=name, **options)
+
+
+@call("Template.build")
+def _(y: Yard) -> None:
+    y.template = f"made-{time.time_ns()}"
+    wanted = (
+        y.e2b.Template()
+        .from_base_image()
+        .set_workdir(y.dir)
+        .set_envs({"FROM_TEMPLATE": "yes", **y.envs})
+        .run_cmd("echo built as $FROM_TEMPLATE; pwd > built.txt")
+    )
+    logs: list[Any] = []
+    built = _build(y, wanted, y.template, on_build_logs=logs.append)
+    assert any("built as yes" in str(one.message) for one in logs), logs
+    if built is not None:  # nothing, once
+        assert built.template_id
+        assert built.build_id
+
+
+@call("Sandbox.create: a template that was built")
+def _(y: Yard) -> None:
+    made = y.e2b.Sandbox.create(y.template, timeout=300)
+    assert made.commands.run("cat built.txt; pwd; echo $FROM_TEMPLATE").stdout == f"{y.dir}\n{y.dir}\nyes\n"
+    assert made.get_info().template_id
+    assert made.kill()
+
+
+@call("Template.build: from_template, run_cmd with a user")
+def _(y: Yard) -> None:
+    wanted = y.e2b.Template().from_template(y.template).run_cmd("echo more >> built.txt", user="root")
+    _build(y, wanted, f"{y.template}-more")
+    made = y.e2b.Sandbox.create(f"{y.template}-more", timeout=300)
+    assert made.commands.run("tail -1 built.txt; echo $FROM_TEMPLATE").stdout == "more\nyes\n"
+    assert made.kill()
+
+
+@call("Template.build: a step that fails")
+def _(y: Yard) -> None:
+    wanted = y.e2b.Template().from_base_image().run_cmd("echo about to fail; exit 3")
+    logs: list[Any] = []
+    expect(
+        y.e2b.BuildException,
+        lambda: _build(y, wanted, f"{y.template}-fails", on_build_logs=logs.append),
+        "exit",
+    )
+    assert any("about to fail" in str(one.message) for one in logs)
+    expect(Exception, lambda: y.e2b.Sandbox.create(f"{y.template}-fails"), "not found")
+
+
+@call("Template.build: cpu_count, memory_mb")
+def _(y: Yard) -> None:
+    _build(y, y.e2b.Template().from_python_image("3").run_cmd("true"), f"{y.template}-big", cpu_count=2, memory_mb=1024)
+    made = y.e2b.Sandbox.create(f"{y.template}-big", timeout=300)
+    info = made.get_info()
+    assert (info.cpu_count, info.memory_mb) == (2, 1024)
+    assert made.kill()
+
+
+@call("Template.build_in_background, get_build_status")
+def _(y: Yard) -> None:
+    wanted = y.e2b.Template().from_base_image().run_cmd("echo in the background")
+    begun = y.e2b.Template.build_in_background(wanted, alias=f"{y.template}-later")
+    end = time.monotonic() + 60
+    while True:
+        status = y.e2b.Template.get_build_status(begun)
+        word = str(getattr(status.status, "value", status.status))
+        if word not in ("building", "waiting"):
+            break
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    assert word == "ready"
+    assert any("in the background" in one.message for one in status.log_entries)
+
+
+@call("Template.exists: one that was built", "2.20")
+def _(y: Yard) -> None:
+    assert y.e2b.Template.exists(y.template) is True
+    assert y.e2b.Template.exists(f"{y.template}-nothing") is False
+
+
+@call("Template.build: name:tag, tags", "2.20")
+def _(y: Yard) -> None:
+    wanted = y.e2b.Template().from_base_image().run_cmd("true")
+    built = y.e2b.Template.build(wanted, f"{y.template}-tagged:v1", tags=["stable"])
+    assert {"v1", "stable"} <= set(built.tags)
+    made = y.e2b.Sandbox.create(f"{y.template}-tagged:stable", timeout=300)
+    assert made.kill()
+    expect(Exception, lambda: y.e2b.Sandbox.create(f"{y.template}-tagged:v2"), "not found")
+
+
+@call("Template.assign_tags, get_tags, remove_tags", "2.20")
+def _(y: Yard) -> None:
+    name = f"{y.template}-tagged"
+    assert y.e2b.Template.assign_tags(f"{name}:v1", ["v2", "newest"]).tags == ["v2", "newest"]
+    assert {one.tag for one in y.e2b.Template.get_tags(name)} == {"v1", "stable", "v2", "newest"}
+    y.e2b.Template.remove_tags(name, ["v2"])
+    assert {one.tag for one in y.e2b.Template.get_tags(name)} == {"v1", "stable", "newest"}
+    expect(Exception, lambda: y.e2b.Template.assign_tags(f"{name}:nothing", ["x"]))
+
+
+@call("Secret.create, get_info, update, list, exists, destroy", "2.43")
+def _(y: Yard) -> None:
+    name = f"secret-{time.time_ns()}"
+    made = y.e2b.Secret.create(name, "first", metadata={"team": "a"})
+    assert (made.name, made.metadata) == (name, {"team": "a"})
+    assert y.e2b.Secret.update(name, "second").metadata == {"team": "a"}
+    assert y.e2b.Secret.get_info(name).name == name
+    assert name in [one.name for one in y.e2b.Secret.list().next_items()]
+    expect(Exception, lambda: y.e2b.Secret.create(name, "again"))
+    assert y.e2b.Secret.exists(name) is True
+    assert y.e2b.Secret.destroy(name) is True
+    assert y.e2b.Secret.destroy(name) is False
+    assert y.e2b.Secret.exists(name) is False
+
+
+@call("files.write: metadata", "2.63")
+def _(y: Yard) -> None:
+    noted = {"author": "ada", "stage": "draft"}
+    assert y.sbx.files.write(y.path("m.txt"), "x", metadata=noted).metadata == noted
+    assert y.sbx.files.get_info(y.path("m.txt")).metadata == noted
+    y.sbx.files.write(y.path("m.txt"), "x")
+    assert not y.sbx.files.get_info(y.path("m.txt")).metadata
