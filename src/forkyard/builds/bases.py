@@ -53,7 +53,7 @@ class Bases:
     async def image(self, source: ImageSource, auth: RegistryAuth | None = None) -> Base:
         found = await self._host.find_image(source.name)
         if found is None:
-            family = _family(source.name)
+            family = family_of(source.name)
             if family == source.name:
                 return self.local(family)
             if family is not None and time.monotonic() - self._unreachable.get(family, -UNREACHABLE_S) < UNREACHABLE_S:
@@ -89,7 +89,7 @@ class Bases:
         return await self.image(source, auth)
 
 
-def _family(name: str) -> str | None:
+def family_of(name: str) -> str | None:
     """`python` for `python:3.12-slim` and its longer names; None if the base image is nothing like it."""
     short = name.removeprefix("docker.io/").removeprefix("library/").partition("@")[0].partition(":")[0]
     short = short.removeprefix("oven/")

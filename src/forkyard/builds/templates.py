@@ -7,12 +7,13 @@ layers were evicted builds them again. Never does: the building itself.
 from __future__ import annotations
 
 import uuid
+from collections.abc import AsyncIterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from forkyard.builds.builds import Builds
 from forkyard.control.ground import new_id
-from forkyard.errors import BuildNotFound, StateConflict, TemplateNotFound
+from forkyard.errors import BuildNotFound, StateConflict, TemplateNotFound, UploadNotFound
 from forkyard.models.builds import BuildCreate, BuildInfo
 from forkyard.models.specs import Size, Spec
 from forkyard.store.sql import Store
@@ -149,3 +150,19 @@ class Templates:
         template = await self.template(given)
         if await self._store.remove_template_tags(template.id, tags) == 0:
             raise TemplateNotFound(f"template {template.name!r} has none of the tags {', '.join(tags)[:200]}")
+
+    # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def upload_of(self, files_hash: str) -> str | None:
+        """The upload that has the files a client knows by this hash. None: they are to be sent."""
+        upload = await self._store.template_file(files_hash)
+        if upload is None:
+            return None
+        try:
+            return self.builds.uploads.info(upload).id
+        except UploadNotFound:
+            return None
+
+    async def receive(self, files_hash: str, chunks: AsyncIterable[bytes]) -> None:
+        received = await self.builds.uploads.receive(chunks)
+        await self._store.put_template_file(files_hash, received.id)

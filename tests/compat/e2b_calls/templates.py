@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 from registry import Yard, call, expect
@@ -45,6 +47,39 @@ def _(y: Yard) -> None:
     _build(y, wanted, f"{y.template}-more")
     made = y.e2b.Sandbox.create(f"{y.template}-more", timeout=300)
     assert made.commands.run("tail -1 built.txt; echo $FROM_TEMPLATE").stdout == "more\nyes\n"
+    assert made.kill()
+
+
+@call("Template.build: copy")
+def _(y: Yard) -> None:
+    with tempfile.TemporaryDirectory() as context:
+        (Path(context) / "app").mkdir()
+        (Path(context) / "app" / "main.py").write_text("print('copied')")
+        (Path(context) / "data.txt").write_text("data")
+        wanted = (
+            y.e2b.Template(file_context_path=context)
+            .from_base_image()
+            .copy("app", y.path("app"))
+            .copy("data.txt", y.path("below/"), mode=0o600)
+        )
+        _build(y, wanted, f"{y.template}-copied")
+        _build(y, wanted, f"{y.template}-copied-again")
+    made = y.e2b.Sandbox.create(f"{y.template}-copied", timeout=300)
+    script = (
+        f"cat {y.path('app/main.py')} {y.path('below/data.txt')}; stat -c ' %a %U' {y.path('below/data.txt')}; whoami"
+    )
+    found = made.commands.run(script).stdout.split()
+    assert " ".join(found[:2]) == "print('copied')data 600", found
+    assert found[2] == found[3], found
+    assert made.kill()
+
+
+@call("Template.build: from_dockerfile")
+def _(y: Yard) -> None:
+    dockerfile = f"FROM python:3.12\nENV SAID=yes\nWORKDIR {y.dir}\nRUN echo $SAID > said.txt\nUSER root\n"
+    _build(y, y.e2b.Template().from_dockerfile(dockerfile), f"{y.template}-docker")
+    made = y.e2b.Sandbox.create(f"{y.template}-docker", timeout=300)
+    assert made.commands.run(f"cat {y.path('said.txt')}").stdout == "yes\n"
     assert made.kill()
 
 

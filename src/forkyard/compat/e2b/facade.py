@@ -43,6 +43,7 @@ _ROOTS = re.compile(
     r"/(v[0-9]+/)?(sandboxes|snapshots|templates|default-templates|volumes|volumecontent|secrets|teams|nodes|"
     r"access-tokens|api-keys|events)(/|$)"
 )
+_UPLOAD = re.compile(r"/templates/(?P<template_id>.+)/files/(?P<hash>[^/]+)")
 _ROUTING = (b"host", b"e2b-sandbox-id", b"e2b-sandbox-port", b"x-access-token")
 _SANDBOX_ID = re.compile(r"[a-z][a-z0-9]{19}", re.ASCII)
 _LABEL = re.compile(r"([0-9]{1,5})-([a-z][a-z0-9]{19})(-[a-z0-9-]*)?", re.ASCII)
@@ -65,7 +66,7 @@ class E2b:
         self._control = control
         self._api_hosts = frozenset(host.lower() for host in api_hosts)
         self._envd = envd = Envd(control, default_user)
-        templates = TemplateRoutes(control, Templates(control.ground.store, builds), default_user)
+        self._templates = templates = TemplateRoutes(control, Templates(control.ground.store, builds), default_user)
         sandboxes, snapshots = Sandboxes(control, builds, templates, envd.token), Snapshots(control)
         secrets = SecretRoutes(control)
         one, template = "/sandboxes/{sandbox_id}", "/templates/{template_id:path}"
@@ -99,6 +100,7 @@ class E2b:
             ("POST", "/templates/tags", templates.tag),
             ("DELETE", "/templates/tags", templates.untag),
             ("GET", f"{template}/tags", templates.tags),
+            ("GET", f"{template}/files/{{hash}}", templates.files),
             ("POST", f"/v2{template}/builds/{{build_id}}", templates.begin),
             ("GET", f"{template}/builds/{{build_id}}/status", templates.status),
             ("GET", f"{template}/builds/{{build_id}}/logs", templates.build_logs),
@@ -192,6 +194,9 @@ class E2b:
         return await self._envd.serve(sandbox_id, request)
 
     async def _control_plane(self, request: Request) -> Response:
+        if request.method == "PUT" and (found := _UPLOAD.fullmatch(request.url.path)) is not None:
+            request.scope["path_params"] = found.groupdict()
+            return await self._templates.upload(request)
         request.state.principal = await self._principal(request)
         allowed = set()
         for route, handler in self._routes:

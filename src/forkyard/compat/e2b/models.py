@@ -6,11 +6,12 @@ import json
 import re
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, ValidationError
 from starlette.requests import Request
 
 from forkyard.compat.e2b.errors import Refused
 from forkyard.models import EnvName
+from forkyard.models.bases import RegistryAuth
 
 #: Clients switch features on by it.
 ENVD_VERSION = "0.6.7"
@@ -107,14 +108,27 @@ class BuildStep(Body):
     force: bool = False
 
 
+class Registry(Body):
+    type: str = Field("registry", max_length=64)
+    username: str = Field("", max_length=256)
+    password: str = Field("", max_length=65536)
+
+
 class BuildStart(Body):
     from_image: str | None = Field(None, alias="fromImage", min_length=1, max_length=512)
     from_template: TemplateName | None = Field(None, alias="fromTemplate")
-    registry: dict[str, Any] | None = Field(None, alias="fromImageRegistry")
+    registry: Registry | None = Field(None, alias="fromImageRegistry")
     steps: list[BuildStep] = Field(default_factory=list, max_length=200)
     start_cmd: str | None = Field(None, alias="startCmd", min_length=1, max_length=65536)
     ready_cmd: str | None = Field(None, alias="readyCmd", min_length=1, max_length=65536)
     force: bool = False
+
+    def credentials(self) -> RegistryAuth | None:
+        if self.registry is None:
+            return None
+        if self.registry.type != "registry":
+            raise Refused(400, f"a registry of type {self.registry.type!r} is not served here; one with a password is")
+        return RegistryAuth(username=self.registry.username, password=SecretStr(self.registry.password))
 
 
 class TagTemplate(Body):

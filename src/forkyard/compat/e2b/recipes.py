@@ -1,31 +1,25 @@
 """What a client says a template is made of, as a spec of ours. Pure.
 
 An image that is Debian with one of our runtimes in it is our base image: it boots in no time, and has what they have.
-Others are refused.
+Others are pulled.
 """
 
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
+from forkyard.builds.bases import family_of
 from forkyard.builds.templates import Recipe
 from forkyard.compat.e2b.errors import Refused
 from forkyard.compat.e2b.models import BuildStart, BuildStep
 from forkyard.models.specs import Size, Spec, Step
 
-#: What stands for an image of this name, whatever its tag.
-_BASES = {
-    "e2bdev/base": "debian",
-    "e2bdev/code-interpreter": "debian",
-    "debian": "debian",
-    "python": "debian",
-    "node": "debian",
-    "oven/bun": "debian",
-}
-_OFFICIAL = ("docker.io/library/", "docker.io/", "library/")
+#: E2B's own images, which are much like our base image.
+_THEIRS = ("e2bdev/base", "e2bdev/code-interpreter")
 START = "start"
 _READY_S = 300.0
 
@@ -33,21 +27,20 @@ _READY_S = 300.0
 def recipe_of(
     start: BuildStart,
     size: Size,
+    uploads: Mapping[str, str],
     *,
     base: Recipe | None,
     default_user: str,
     default_home: str,
 ) -> Recipe:
-    """`base`: of the template it starts from."""
+    """`uploads`: by the client's hash. `base`: of the template it starts from."""
     made = _Making(base, default_user, default_home, start.start_cmd is not None)
     for number, step in enumerate(start.steps, 1):
-        made.step(str(number), step)
+        made.step(str(number), step, uploads)
     made.end(start)
-    if start.registry is not None:
-        raise Refused(400, "images of private registries cannot be pulled here yet")
     origin: dict[str, Any] = {"base": "debian"}
     if base is not None:
-        origin = {name: getattr(base.spec, name) for name in ("base",) if name in base.spec.model_fields_set}
+        origin = {name: getattr(base.spec, name) for name in ("base", "image") if name in base.spec.model_fields_set}
     elif start.from_image is not None:
         origin = _origin(start.from_image)
     try:
@@ -58,13 +51,10 @@ def recipe_of(
 
 
 def _origin(image: str) -> dict[str, Any]:
-    name = image
-    for prefix in _OFFICIAL:
-        name = name.removeprefix(prefix)
-    known = _BASES.get(name.partition("@")[0].partition(":")[0])
-    if known is None:
-        raise Refused(400, f"image {image[:200]!r} cannot be pulled here yet; start from one of {', '.join(_BASES)}")
-    return {"base": known}
+    if image.partition(":")[0] in _THEIRS:
+        return {"base": "debian"}
+    known = family_of(image)
+    return {"image": image} if known is None else {"base": known}
 
 
 class _Making:
@@ -88,14 +78,15 @@ class _Making:
             raise Refused(400, f"step {label}: {_said(error)}") from None
         self.labels.append(label)
 
-    def step(self, label: str, step: BuildStep) -> None:
+    def step(self, label: str, step: BuildStep, uploads: Mapping[str, str]) -> None:
         args = step.args
         kind = step.type.upper()
         if kind == "RUN" and args:
             self._add(label, run={"command": args[0], "user": args[1] if len(args) > 1 and args[1] else None})
             self._layer(label, step)
         elif kind == "COPY" and len(args) >= 2:
-            raise Refused(400, f"step {label}: files cannot be copied into a template here yet")
+            self._copy(label, step, uploads)
+            self._layer(label, step)
         elif kind == "ENV" and args and len(args) % 2 == 0:
             self._add(label, env=dict(zip(args[::2], args[1::2], strict=True)))
         elif kind == "WORKDIR" and len(args) == 1:
@@ -109,6 +100,23 @@ class _Making:
 
     def _layer(self, label: str, step: BuildStep) -> None:
         self._add(label, layer={"skip_cache": step.force})
+
+    def _copy(self, label: str, step: BuildStep, uploads: Mapping[str, str]) -> None:
+        source, to, *more = step.args
+        owner, mode = (*more, "", "")[:2]
+        upload = uploads.get(step.files_hash or "")
+        if upload is None:
+            raise Refused(400, f"step {label}: the files of COPY {source[:200]} were not uploaded")
+        if mode and not (len(mode) <= 5 and all(digit in "01234567" for digit in mode)):
+            raise Refused(400, f"step {label}: {mode[:20]!r} is no mode such as 0755")
+        wanted = {
+            "context": upload,
+            "sources": [source],
+            "to": posixpath.join(self.workdir, to),
+            "owner": owner or self.user,
+            "mode": int(mode, 8) if mode else None,
+        }
+        self._add(label, add=wanted)
 
     def end(self, start: BuildStart) -> None:
         if start.start_cmd is not None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hmac
+import re
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -25,6 +29,8 @@ from forkyard.store.templates import TemplateBuildRecord, TemplateRecord
 #: A plain sandbox, whatever the name of the template.
 PLAIN = frozenset({"base", "code-interpreter-v1"})
 MAX_ENTRIES = 100
+UPLOAD_S = 3600
+_HASH = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
 _STATUS = {"waiting": "waiting", "building": "building", "ready": "ready", "error": "error"}
 
 
@@ -73,6 +79,31 @@ class TemplateRoutes:
         answer = {"templateID": made.template_id, "buildID": made.id, "public": False, "tags": made.tags}
         return JSONResponse({**answer, "names": names, "aliases": [name]}, 202)
 
+    async def files(self, request: Request) -> Response:
+        files_hash = _hash(request)
+        await self._found(request)
+        present = await self._templates.upload_of(files_hash) is not None
+        until = int(time.time()) + UPLOAD_S
+        path = f"templates/{quote(str(request.path_params['template_id']), safe='')}/files/{files_hash}"
+        url = f"{request.base_url}{path}?expires={until}&signature={self._signature(files_hash, until)}"
+        return JSONResponse({"present": present, "url": url}, 201)
+
+    async def upload(self, request: Request) -> Response:
+        """Whoever was given the address may: a client sends no key with it."""
+        files_hash, until = _hash(request), request.query_params.get("expires", "")
+        valid = until.isascii() and until.isdigit() and len(until) < 15
+        wanted = self._signature(files_hash, int(until) if valid else 0)
+        given = request.query_params.get("signature", "").encode("utf-8", "replace")
+        if not valid or not hmac.compare_digest(given, wanted.encode()):
+            raise Refused(401, "this is not an address for uploads that was given by this daemon")
+        if int(until) < time.time():
+            raise Refused(401, "the time for this upload is over; ask for its address again")
+        await self._templates.receive(files_hash, request.stream())
+        return Response(status_code=200)
+
+    def _signature(self, files_hash: str, until: int) -> str:
+        return self._control.secrets.digest(f"e2b upload of {files_hash} until {until}")
+
     async def begin(self, request: Request) -> Response:
         body = await models.read(request, models.BuildStart)
         template = await self._found(request)
@@ -84,14 +115,21 @@ class TemplateRoutes:
             if origin.snapshot is not None:
                 raise Refused(400, "a template cannot start from a snapshot here; start from a template or an image")
             base = origin.recipe
+        uploads = {}
+        for one in body.steps:
+            if one.files_hash and (upload := await self._templates.upload_of(one.files_hash)) is not None:
+                uploads[one.files_hash] = upload
         recipe = recipe_of(
             body,
             Size.model_validate(record.size),
+            uploads,
             base=base,
             default_user=self._default_user.name,
             default_home=self._default_user.home,
         )
-        wanted = BuildCreate(spec=recipe.spec, skip_cache=body.force, network=policy_of(None, None))
+        wanted = BuildCreate(
+            spec=recipe.spec, skip_cache=body.force, network=policy_of(None, None), registry=body.credentials()
+        )
         await self._templates.begin(template.id, build_id, recipe, wanted, request.state.principal.id)
         return Response(status_code=202)
 
@@ -237,6 +275,13 @@ class TemplateRoutes:
             return await self._templates.build(template_id, build_id)
         except BuildNotFound:
             raise Refused(404, f"build '{build_id[:64]}' not found") from None
+
+
+def _hash(request: Request) -> str:
+    given = str(request.path_params["hash"])
+    if _HASH.fullmatch(given) is None:
+        raise Refused(400, "a hash has letters and digits only")
+    return given
 
 
 def _entry(event: BuildPhase | BuildOutput | BuildEnd) -> dict[str, Any]:
