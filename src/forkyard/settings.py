@@ -102,11 +102,6 @@ class Settings(_FromEnvironment):
         "wanted at once. 0: none.",
     )
     pool_slots: int = Field(4, ge=0, description="Network namespaces kept ready for new machines.")
-    snapshot_cache_mib: int = Field(
-        1024,
-        ge=0,
-        description="Most memory for pages of snapshots that sandboxes were lately made from; they share it.",
-    )
     create_timeout_s: float = Field(
         60.0, gt=0, description="A create that is not answered by the guest in this time fails."
     )

@@ -17,7 +17,7 @@ import pytest
 from forkyard.errors import HostFailure, SnapshotFailed, VmCrashed
 from forkyard.vmm.qemu import pages, shim
 from forkyard.vmm.qemu.native import ensure_native
-from forkyard.vmm.qemu.pages import PAGE, Layer, PageTable, Ram
+from forkyard.vmm.qemu.pages import PAGE, LayerFile, PageTable, Ram, RamReader
 
 SIZE = 64 * PAGE
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="other processes' memory is root's to see")
@@ -26,10 +26,11 @@ MAPS = """\
 55d0a7e00000-55d0a8000000 r--p 00000000 fe:00 1001 /usr/bin/qemu-system-x86_64
 55d0a8000000-55d0a8040000 rw-p 00200000 fe:00 1001 /usr/bin/qemu-system-x86_64
 55d0a9000000-55d0a9100000 rw-p 00000000 00:00 0 [heap]
-7f0000000000-7f0000004000 rw-p 00000000 00:19 7 /dev/shm/a b/layer (deleted)
+7f0000000000-7f0000001000 rw-p 00000000 00:19 5 /dev/shm/a b/t.ram
+7f0000001000-7f0000004000 rw-p 00001000 00:19 7 /dev/shm/a b/layer (deleted)
 7f0000004000-7f0000020000 rw-p 00004000 00:19 5 /dev/shm/a b/t.ram
 7f0000020000-7f0000021000 rw-p 00020000 00:19 7 /dev/shm/a b/layer (deleted)
-7f0000021000-7f0000022000 rw-p 00021000 00:19 8 /dev/shm/a b/layer2
+7f0000021000-7f0000022000 rw-p 00000000 fe:00 8 /var/lib/a b/pages
 7f0000022000-7f0000040000 rw-p 00022000 00:19 5 /dev/shm/a b/t.ram
 7f0000041000-7f0000081000 rw-s 00000000 00:19 9 /dev/shm/shared
 """
@@ -38,18 +39,26 @@ MAPS = """\
 def test_ram_is_found_in_all_its_pieces() -> None:
     base = 0x7F0000000000
     ram = pages.find_ram(MAPS, 0x40000, Path("/dev/shm/a b/t.ram"))
-    assert ram == Ram(base, 0x40000, ((base, base + 0x4000), (base + 0x20000, base + 0x22000)))
-
-
-def test_ram_is_found_when_no_page_of_the_template_is_left() -> None:
-    ram = pages.find_ram(MAPS, 0x40000, Path("/dev/shm/other"))
-    assert ram.layered == (ram.run,)
+    assert ram == Ram(base, 0x40000, ((base + 0x1000, base + 0x4000), (base + 0x20000, base + 0x22000)))
 
 
 def test_shared_memory_or_another_size_is_not_ram() -> None:
     for size in (0x80000, 0x30000):
         with pytest.raises(HostFailure, match="no private memory"):
             pages.find_ram(MAPS, size, Path("/dev/shm/a b/t.ram"))
+
+
+def test_pages_that_stand_one_behind_the_other_are_found_and_the_last_of_each_counts() -> None:
+    nowhere = Path("/nowhere")
+    assert pages.places(nowhere, [(1, 2), (9, 1)]) == [(PAGE, 3 * PAGE, 0), (9 * PAGE, 10 * PAGE, 2 * PAGE)]
+    assert pages.places(nowhere, [(4, 3), (5, 1)]) == [
+        (4 * PAGE, 5 * PAGE, 0),
+        (5 * PAGE, 6 * PAGE, 3 * PAGE),
+        (6 * PAGE, 7 * PAGE, 2 * PAGE),
+    ]
+    before, behind = pages.split(pages.places(nowhere, [(0, 3), (9, 1)]), PAGE)
+    assert before == [(0, PAGE, 0)]
+    assert behind == [(PAGE, 3 * PAGE, PAGE), (9 * PAGE, 10 * PAGE, 3 * PAGE)]
 
 
 def test_runs_are_merged_over_small_gaps_only() -> None:
@@ -103,16 +112,14 @@ def test_a_layer_holds_what_was_saved_zeros_too_and_holes_elsewhere(template: Pa
     memory.bytes[20 * PAGE : 21 * PAGE] = b"y" * PAGE
     path = Path("/dev/shm", f"{template.name}-layer")
     try:
-        with Layer(path, os.getpid(), memory.ram) as layer:
-            layer.save([memory.run(3, 5), memory.run(20, 21)])
-            layer.seal()
-            assert layer.data_bytes == 3 * PAGE
+        with LayerFile(path, SIZE) as layer:
+            RamReader(os.getpid(), memory.ram, layer).save([memory.run(3, 5), memory.run(20, 21)])
         assert pages.data_runs(path) == [(3 * PAGE, 5 * PAGE), (20 * PAGE, 21 * PAGE)]
         assert path.stat().st_size == SIZE
         assert path.stat().st_mode & 0o777 == 0o444
 
         other = Memory(template)
-        pages.copy_into(os.getpid(), other.ram, path, pages.data_runs(path))
+        pages.copy_into(os.getpid(), other.ram, path, pages.places(path, None))
         assert other.bytes[:] == memory.bytes[:]
     finally:
         path.unlink()
@@ -127,8 +134,10 @@ def test_more_than_fits_in_one_call_is_saved_whole(template: Path, monkeypatch: 
         memory.bytes[page * PAGE : (page + 1) * PAGE] = bytes([page]) * PAGE
     path = Path("/dev/shm", f"{template.name}-layer")
     try:
-        with Layer(path, os.getpid(), memory.ram) as layer:
-            layer.save([memory.run(n, n + 1) for n in range(20)] + [memory.run(20, 64)])
+        with LayerFile(path, SIZE) as layer:
+            RamReader(os.getpid(), memory.ram, layer).save(
+                [memory.run(n, n + 1) for n in range(20)] + [memory.run(20, 64)]
+            )
         assert path.read_bytes() == memory.bytes[:]
     finally:
         path.unlink()
@@ -139,12 +148,12 @@ def test_a_process_that_is_gone_is_a_crash_and_a_full_disk_is_not(template: Path
     memory = Memory(template)
     with subprocess.Popen(["true"]) as gone:
         gone.wait()
-    with Layer(tmp_path / "layer", gone.pid, memory.ram) as layer, pytest.raises(VmCrashed):
-        layer.save([memory.run(0, 1)])
+    with LayerFile(tmp_path / "layer", SIZE) as layer, pytest.raises(VmCrashed):
+        RamReader(gone.pid, memory.ram, layer).save([memory.run(0, 1)])
     with pytest.raises(VmCrashed):
         PageTable(gone.pid)
     with pytest.raises(SnapshotFailed, match="No such file"):
-        Layer(tmp_path / "nowhere" / "layer", os.getpid(), memory.ram)
+        LayerFile(tmp_path / "nowhere" / "layer", SIZE)
 
 
 SUBJECT = """
@@ -241,3 +250,25 @@ def test_a_watched_process_tells_what_it_wrote_since_it_was_asked(subject: Subje
         subject.poke(8, 3)
         assert table.written(subject.ram.run, ask_again=True) == [subject.run(8, 9)]
         assert pages.merge(table.private(subject.ram.run)) == [subject.run(7, 9), subject.run(40, 41)]
+
+
+@as_root
+@pytest.mark.skipif(os.geteuid() != 0 or pages.why_not_live() is not None, reason="the kernel cannot")
+def test_memory_mapped_from_a_disk_is_watched_too(subject: Subject, template: Path) -> None:
+    with tempfile.NamedTemporaryFile(dir="/var/tmp", prefix="forkyard-test-") as saved:
+        saved.write(b"A" * PAGE + b"B" * PAGE + b"C" * PAGE)
+        saved.flush()
+        places = [shim.Range(subject.ram.address + page * PAGE, PAGE, at * PAGE) for at, page in enumerate((9, 5, 30))]
+        shim.map_file(subject.shim, Path(saved.name), places)
+    assert [subject.poke(page) for page in (9, 5, 30)] == [*b"ABC"]
+    ram = pages.find_ram(Path(f"/proc/{subject.pid}/maps").read_text(), SIZE, template)
+    assert ram == Ram(subject.ram.address, SIZE, (subject.run(5, 6), subject.run(9, 10), subject.run(30, 31)))
+    assert shim.watch(subject.shim, shim.Range(subject.ram.address, SIZE)) is None
+    with PageTable(subject.pid) as table:
+        table.written(subject.ram.run, ask_again=True)
+        subject.poke(5, 1)
+        subject.poke(30)  # only read
+        assert table.written(subject.ram.run, ask_again=True) == [subject.run(5, 6)]
+        assert [run for run in pages.merge(table.private(subject.ram.run)) if run[0] < subject.run(6, 7)[0]] == [
+            subject.run(5, 6)
+        ]

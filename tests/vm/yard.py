@@ -86,6 +86,7 @@ class Yard:
 
     async def capture(self, vm: QemuVm, *, keep_running: bool = True, seal: bool = True) -> SnapshotFiles:
         target = self.target(vm, seal=seal)
+        assert isinstance(target.layer, Path)
         captured = await vm.capture(target, keep_running=keep_running)
         return SnapshotFiles(self.snapshot.ram, target.device_state, captured.disk, target.layer)
 

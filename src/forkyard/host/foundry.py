@@ -40,8 +40,14 @@ class Origin:
 
     base: str  # name of the RAM that `files.ram` is
     files: SnapshotFiles
+    reading: asyncio.Task[None] | None = None  # of its pages, to check them
     pristine: bool = False  # a template: nobody was talking to its agent, and its past is nobody's
     volumes: tuple[Mounted, ...] = ()  # that it was saved with
+
+    async def checked(self) -> None:
+        """Raises `SnapshotCorrupt` if it is not what was saved."""
+        if self.reading is not None:
+            await asyncio.shield(self.reading)
 
 
 class Stopwatch:
@@ -275,11 +281,14 @@ class Foundry:
         )
         undo.callback(connecting.cancel)
         had = [one.disk for one in volumes if not one.new]
-        if network is None or identity is None:
-            await shell.vm.load(origin.files, had)
-        else:
-            # Open before it runs: processes that come back to life must not find it shut.
-            await asyncio.gather(shell.vm.load(origin.files, had), doorway.open(identity.sandbox_id, network))
+        try:
+            if network is None or identity is None:
+                await shell.vm.load(origin.files, had)
+            else:
+                # Open before it runs: processes that come back to life must not find it shut.
+                await asyncio.gather(shell.vm.load(origin.files, had), doorway.open(identity.sandbox_id, network))
+        finally:
+            await origin.checked()  # what is damaged may also be what cannot be loaded
         if len(had) < len(volumes):
             await shell.vm.attach([one.disk for one in volumes if one.new])
         watch.note("restored")

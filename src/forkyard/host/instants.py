@@ -1,7 +1,7 @@
 """A machine at one instant, as files that others are restored from: taken now, or saved earlier.
 
-Owns: how a running machine is captured and its disk moved on, and how what was captured gets to disk and back. The files
-are there as long as the block lasts; VMs keep what they mapped. Never does: which machine it is of.
+Owns: how a running machine is captured and its disk moved on, and how what was captured gets to disk and back. What was
+taken now is there as long as the block lasts; VMs keep what they mapped. Never does: which machine it is of.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
+from forkyard.faults import reached
 from forkyard.host.chains import Chains
 from forkyard.host.foundry import Origin
+from forkyard.host.intact import Intact
 from forkyard.host.journal import Entry, Journal, Phase, with_disks_of
-from forkyard.host.layers import Layers
 from forkyard.host.machine import Machine
 from forkyard.host.templates import Templates
 from forkyard.models import Shape
@@ -33,7 +34,7 @@ class Instants:
         disks: Disks,
         chains: Chains,
         snapshots: Snapshots,
-        layers: Layers,
+        intact: Intact,
         templates: Templates,
     ) -> None:
         self._ram_dir = ram_dir
@@ -41,7 +42,7 @@ class Instants:
         self._disks = disks
         self._chains = chains
         self._snapshots = snapshots
-        self._layers = layers
+        self._intact = intact
         self._templates = templates
 
     @contextlib.asynccontextmanager
@@ -77,6 +78,22 @@ class Instants:
             layer.unlink(missing_ok=True)
             device_state.unlink(missing_ok=True)
 
+    async def put_away(self, machine: Machine, snapshot_id: str) -> Saved:
+        """One that stands still, and will not go on: its memory goes straight to disk. Durable when it returns."""
+        entry = machine.entry
+        device_state = self._ram_dir / f"capture-{secrets.token_hex(6)}.state"
+        writing = await asyncio.to_thread(self._snapshots.begin, snapshot_id)
+        try:
+            captured = await machine.vm.capture(CaptureTarget(writing, device_state, None), keep_running=False)
+            reached("cool.captured")
+            volumes = [replace(one, disk=captured.volumes[one.slot]) for one in entry.volumes]
+            return await asyncio.to_thread(
+                writing.finish, entry.base, entry.shape, device_state, captured.disk, volumes
+            )
+        finally:
+            device_state.unlink(missing_ok=True)
+            await asyncio.to_thread(writing.close)
+
     async def save(self, snapshot_id: str, entry: Entry, origin: Origin) -> Saved:
         files = origin.files
         assert files.layer is not None
@@ -85,13 +102,13 @@ class Instants:
             *(snapshot_id, entry.base, entry.shape, files.layer, files.device_state, files.disk, origin.volumes),
         )
 
-    @contextlib.asynccontextmanager
-    async def saved(self, snapshot_id: str, *, keep: bool = False) -> AsyncIterator[tuple[Origin, Shape]]:
-        """A snapshot on disk, with its pages on tmpfs. Verified."""
-        async with self._layers.use(snapshot_id, keep=keep) as (saved, layer):
-            ram = await self._templates.ram_of(saved.template, saved.shape)
-            files = SnapshotFiles(ram, self._snapshots.device_state(snapshot_id), saved.disk, layer)
-            yield Origin(saved.template, files, volumes=saved.volumes), saved.shape
+    async def saved(self, snapshot_id: str) -> tuple[Origin, Shape]:
+        """A snapshot on disk, as it lies there. Its pages are still being checked; nobody runs on them before that is done."""
+        saved, reading = await self._intact.open(snapshot_id)
+        ram = await self._templates.ram_of(saved.template, saved.shape)
+        device_state, layer = self._snapshots.device_state(snapshot_id), self._snapshots.pages(snapshot_id)
+        files = SnapshotFiles(ram, device_state, saved.disk, layer, saved.runs)
+        return Origin(saved.template, files, reading, volumes=saved.volumes), saved.shape
 
     def ram(self, entry: Entry) -> Path:
         """What its memory is a private copy of."""

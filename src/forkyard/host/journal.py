@@ -20,7 +20,7 @@ from pathlib import Path
 from forkyard.hosts.base import Incarnation
 from forkyard.models import Milestone, Shape
 from forkyard.storage.disks import backing_file
-from forkyard.storage.durable import sync
+from forkyard.storage.durable import sync_all
 from forkyard.storage.volumes import Mounted, disks_of
 from forkyard.vmm.base import Vm, VmRecord
 
@@ -113,8 +113,7 @@ class Journal:
                 os.fsync(file.fileno())
         temporary.rename(path)
         if durable:
-            sync(path.parent)
-            sync(self._dir)
+            sync_all([path.parent, self._dir])
         self._known[entry.vm_id] = entry
         return entry
 

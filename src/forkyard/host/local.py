@@ -31,8 +31,8 @@ from forkyard.host.doorway import Doorway, NewDoor
 from forkyard.host.egress import EgressQueue
 from forkyard.host.foundry import Foundry, Origin, Shell
 from forkyard.host.instants import Instants
-from forkyard.host.journal import Entry, Journal, Phase
-from forkyard.host.layers import Layers
+from forkyard.host.intact import Intact
+from forkyard.host.journal import Entry, Journal, Phase, with_disks_of
 from forkyard.host.machine import Machine
 from forkyard.host.pool import Pool
 from forkyard.host.recovery import recover
@@ -99,13 +99,14 @@ class LocalHost:
         self._stored_volumes = Volumes(settings.state_dir / "volumes", self._disks)
         self._volumes = HostVolumes(self._stored_volumes, self._disks, self._journal, settings.disk_layers)
         self._chains = Chains(self._disks, settings.disk_layers)
-        self._layers = Layers(self._snapshots, settings.ram_dir, settings.snapshot_cache_mib << 20)
         self._image = image
         self._foreign = ForeignImages(settings.cache_dir, image, settings.plain_http_registries)
         self._cache = Cache(settings.cache_dir, settings.state_dir, settings.scope, settings.cache_days)
         self._machines: dict[Incarnation, Machine] = {}
         #: Machines without a process: asleep on disk, shut down, or dead.
         self._resting: dict[Incarnation, Entry] = {}
+        #: Of those asleep on disk, whose process has not gone yet.
+        self._ending: dict[Incarnation, asyncio.Task[None]] = {}
         self._ended: asyncio.Queue[Ended] = asyncio.Queue()
         self._adopting: set[asyncio.Task[None]] = set()
         self._foundry = Foundry(
@@ -135,7 +136,7 @@ class LocalHost:
             self._disks,
             self._chains,
             self._snapshots,
-            self._layers,
+            Intact(self._snapshots),
             self.templates,
         )
         self._pool = Pool(
@@ -179,10 +180,10 @@ class LocalHost:
 
     async def stop(self, *, destroy: bool = False) -> None:
         self._cache.stop()
+        await asyncio.gather(*self._ending.values())
         await self._pool.stop()
         await self._chains.stop()
         await self._volumes.settle()
-        self._layers.clear()
         await self._collect_disks()
         if destroy:
             for incarnation in [*self._machines, *self._resting]:
@@ -274,7 +275,7 @@ class LocalHost:
 
     async def destroy(self, incarnation: Incarnation) -> None:
         machine = self._machines.pop(incarnation, None)
-        entry = machine.entry if machine else self._resting.get(incarnation)
+        entry = machine.entry if machine else await self._at_rest(incarnation)
         if machine is not None:
             await self._volumes.flush(machine)
             await machine.kill()
@@ -305,22 +306,32 @@ class LocalHost:
             return
         machine = self._machine(incarnation)
         memory = f"memory-{machine.entry.vm_id}"
-        async with self._instants.captured(machine, seal=False) as (origin, _):
-            reached("cool.captured")
-            await self._instants.save(memory, machine.entry, origin)
+        await self._instants.put_away(machine, memory)
         reached("cool.written")
         entry = await asyncio.to_thread(
-            self._journal.write, replace(machine.entry, phase=Phase.COLD, memory=memory), durable=True
+            self._journal.write,
+            replace(with_disks_of(machine.vm, machine.entry), phase=Phase.COLD, memory=memory),
+            durable=True,
         )
         reached("cool.journalled")
         del self._machines[incarnation]
         self._resting[incarnation] = machine.entry = entry
-        await machine.kill()
-        reached("cool.ended")
-        await self._driver.reclaim(self._journal.record(entry))
-        await self._foundry.release(entry)
-        seal(entry.disk)
-        self._volumes.seal(entry)
+        # From here on a crash leads to the same: nobody need wait but those who want its disk.
+        ending = self._ending[incarnation] = asyncio.create_task(self._end(machine), name=f"end {machine.entry.vm_id}")
+        ending.add_done_callback(lambda _: self._ending.pop(incarnation, None))
+
+    async def _end(self, machine: Machine) -> None:
+        """Of a machine that is asleep on disk: its process, and all that belonged to it."""
+        entry = machine.entry
+        try:
+            await machine.kill()
+            reached("cool.ended")
+            await self._driver.reclaim(self._journal.record(entry))
+            await self._foundry.release(entry)
+            seal(entry.disk)
+            self._volumes.seal(entry)
+        except (ForkyardError, OSError):
+            log.exception("the process of a machine that sleeps on disk did not go", vm=entry.vm_id)
 
     async def resume(self, incarnation: Incarnation, successor: Incarnation, network: Network) -> Incarnation:
         machine = self._machines.get(incarnation)
@@ -342,25 +353,25 @@ class LocalHost:
             machine.entry = self._journal.write(replace(machine.entry, phase=Phase.RUNNING))
             reached("resume_hot.journalled")
             return incarnation
-        entry = self._resting_entry(incarnation)
+        entry = await self._rested(incarnation)
         if entry.memory is None:
             raise HostFailure(
                 f"the memory of sandbox {incarnation.sandbox_id} is gone; boot from its disk: resume(memory=False)"
             )
-        async with self._instants.saved(entry.memory) as (origin, _):
-            reached("resume_cold.loaded")
-            # Through the entry, not the snapshot: the same memory, on an overlay of its own.
-            volumes = self._volumes.same(origin.volumes, entry.volumes)
-            shell = self._pool.take_shell(origin.base, entry.shape, origin.files.ram)
-            machine = await self._foundry.restore(successor, entry.shape, origin, entry.env, network, shell, volumes)
-            reached("resume_cold.answered")
+        origin, _ = await self._instants.saved(entry.memory)
+        reached("resume_cold.loaded")
+        # Through the entry, not the snapshot: the same memory, on an overlay of its own.
+        volumes = self._volumes.same(origin.volumes, entry.volumes)
+        shell = self._pool.take_shell(origin.base, entry.shape, origin.files.ram)
+        machine = await self._foundry.restore(successor, entry.shape, origin, entry.env, network, shell, volumes)
+        reached("resume_cold.answered")
         self._keep(successor, machine)
         return successor
 
     async def power_off(self, incarnation: Incarnation) -> None:
         machine = self._machines.get(incarnation)
         if machine is None:
-            entry = self._resting_entry(incarnation)
+            entry = await self._rested(incarnation)
         else:
             if machine.entry.phase is Phase.PAUSED:
                 await self.resume(incarnation, incarnation, Network())
@@ -383,7 +394,7 @@ class LocalHost:
             await self._driver.reclaim(self._journal.record(machine.entry))
             self._resting[incarnation] = machine.entry
             del self._machines[incarnation]
-        entry = self._resting_entry(incarnation)
+        entry = await self._rested(incarnation)
         seal(entry.disk)
         self._volumes.seal(entry)
         disk = self._disks.new_path()
@@ -397,7 +408,7 @@ class LocalHost:
     # ── snapshots ────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def snapshot(self, incarnation: Incarnation, snapshot_id: str) -> SnapshotMade:
-        entry = self._resting.get(incarnation)
+        entry = await self._at_rest(incarnation)
         if entry is not None and entry.memory is not None:
             saved = await asyncio.to_thread(self._snapshots.copy, entry.memory, snapshot_id, entry.disk)
             return SnapshotMade(saved.size_bytes, 0.0)
@@ -409,7 +420,6 @@ class LocalHost:
         return SnapshotMade(saved.size_bytes, paused_ms)
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
-        self._layers.forget(snapshot_id)
         await asyncio.to_thread(self._snapshots.delete, snapshot_id)
         await self._collect_disks()
 
@@ -418,20 +428,20 @@ class LocalHost:
 
     async def _restored(self, incarnation: Incarnation, spec: CreateSpec) -> Created:
         assert spec.snapshot_id is not None
-        async with self._instants.saved(spec.snapshot_id, keep=True) as (origin, shape):
-            reached("rollback.loaded")
-            volumes = self._volumes.wanted(spec.volumes, origin.volumes)
-            shell = self._pool.take_shell(origin.base, shape, origin.files.ram)
-            machine = await self._foundry.restore(incarnation, shape, origin, spec.env, spec.network, shell, volumes)
+        origin, shape = await self._instants.saved(spec.snapshot_id)
+        reached("rollback.loaded")
+        volumes = self._volumes.wanted(spec.volumes, origin.volumes)
+        shell = self._pool.take_shell(origin.base, shape, origin.files.ram)
+        machine = await self._foundry.restore(incarnation, shape, origin, spec.env, spec.network, shell, volumes)
         return self._keep(incarnation, machine)
 
     @contextlib.asynccontextmanager
     async def _instant(self, source: Incarnation) -> AsyncIterator[tuple[Origin, float]]:
-        """A machine at this moment, as files to restore from; gone when the block ends. VMs keep what they mapped."""
-        entry = self._resting.get(source)
+        """A machine at this moment, to restore from; may be gone when the block ends. VMs keep what they mapped."""
+        entry = await self._at_rest(source)
         if entry is not None and entry.memory is not None:
-            async with self._instants.saved(entry.memory) as (origin, _):
-                yield origin, 0.0
+            origin, _ = await self._instants.saved(entry.memory)
+            yield origin, 0.0
         else:
             async with self._instants.captured(self._machine(source), seal=True) as (origin, paused_ms):
                 yield origin, paused_ms
@@ -493,7 +503,7 @@ class LocalHost:
         machine = self._machines.get(incarnation)
         entry = machine.entry if machine else self._resting.get(incarnation)
         if entry is None:
-            raise SandboxNotFound(f"no machine of sandbox {incarnation.sandbox_id} is on this host")
+            raise _unknown(incarnation)
         console = await self._driver.console(self._journal.record(entry), CONSOLE_TAIL_BYTES)
         return SandboxLogs(
             template_boot=self.templates.milestones(entry.base), create=entry.milestones, console=console
@@ -536,7 +546,9 @@ class LocalHost:
 
     def _ram_of(self, incarnation: Incarnation) -> tuple[Shape, str, Path]:
         machine = self._machines.get(incarnation)
-        entry = machine.entry if machine else self._resting_entry(incarnation)
+        entry = machine.entry if machine else self._resting.get(incarnation)
+        if entry is None:
+            raise _unknown(incarnation)
         return entry.shape, entry.base, self._instants.ram(entry)
 
     def _machine(self, incarnation: Incarnation) -> Machine:
@@ -545,10 +557,17 @@ class LocalHost:
             raise SandboxNotFound(f"sandbox {incarnation.sandbox_id} does not run on this host")
         return machine
 
-    def _resting_entry(self, incarnation: Incarnation) -> Entry:
-        entry = self._resting.get(incarnation)
+    async def _at_rest(self, incarnation: Incarnation) -> Entry | None:
+        """A machine without a process, once there is really none."""
+        ending = self._ending.get(incarnation)
+        if ending is not None:
+            await asyncio.shield(ending)
+        return self._resting.get(incarnation)
+
+    async def _rested(self, incarnation: Incarnation) -> Entry:
+        entry = await self._at_rest(incarnation)
         if entry is None:
-            raise SandboxNotFound(f"no machine of sandbox {incarnation.sandbox_id} is on this host")
+            raise _unknown(incarnation)
         return entry
 
     def _machine_ended(self, incarnation: Incarnation, exit_: VmExit) -> None:
@@ -565,6 +584,10 @@ class LocalHost:
 def _image_below(disk: Path) -> BaseImage | None:
     """The image that a disk rests on, at the bottom of all overlays."""
     return load(chain(disk)[-1].parent)
+
+
+def _unknown(incarnation: Incarnation) -> SandboxNotFound:
+    return SandboxNotFound(f"no machine of sandbox {incarnation.sandbox_id} is on this host")
 
 
 async def _adopt(guest: Guest, identity: Identity) -> None:

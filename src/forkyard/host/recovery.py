@@ -7,6 +7,7 @@ rests; one that was never somebody's is removed. Never does: deciding what shoul
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -15,6 +16,7 @@ from forkyard.host.foundry import Foundry
 from forkyard.host.journal import Entry, Journal, Phase, host_boot_id, settled_disk, with_disks_of
 from forkyard.host.machine import Machine
 from forkyard.hosts.base import Incarnation, Recovered
+from forkyard.storage.disks import seal
 from forkyard.vmm.base import Driver
 
 log = structlog.get_logger(__name__)
@@ -55,6 +57,10 @@ async def recover(journal: Journal, driver: Driver, foundry: Foundry) -> Found:
             found.machines[owner] = machine
             return
         await driver.reclaim(journal.record(entry))
+        if entry.phase is Phase.COLD:
+            for disk in (entry.disk, *(mounted.disk for mounted in entry.volumes)):
+                with contextlib.suppress(FileNotFoundError):  # a disk that is gone is reported when it is wanted
+                    seal(disk)
         found.resting[owner] = journal.write(_at_rest(settled_disk(entry), same_boot=same_boot))
 
     await asyncio.gather(*(one(entry) for entry in entries))

@@ -6,7 +6,7 @@ names it. Never does: VMs.
 
 RAM goes by page runs: on tmpfs a layer is a sparse file, and its holes mean "as in the template"; on disk the pages
 stand one behind the other and the manifest says where they belong, so that no tool that fills holes can change what it
-means.
+means. Machines map them from there: nothing that is published is ever changed, only unlinked.
 """
 
 from __future__ import annotations
@@ -18,20 +18,23 @@ import json
 import mmap
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from forkyard.errors import SnapshotCorrupt, SnapshotFailed, SnapshotNotFound
 from forkyard.models import Shape
-from forkyard.storage.durable import sync
+from forkyard.storage.durable import begin_sync, sync, sync_all
 from forkyard.storage.volumes import Mounted
 
 PAGE = 4096
 #: Hashed and written in pieces of this size: large enough to be fast, small enough to stay in the cache.
 CHUNK = 1 << 20
+#: The disk begins with what is written when there is so much of it.
+EARLY = 4 << 20
+#: Larger pieces are written as they are.
+BUFFER = 1 << 16
 FORMAT = 1
 IOV_MAX = os.sysconf("SC_IOV_MAX")
 
@@ -72,27 +75,14 @@ class Snapshots:
         volumes: Sequence[Mounted] = (),
     ) -> Saved:
         """Durable when it returns. `layer` and `device_state` are read, not taken."""
-        scratch = self._scratch(snapshot_id)
-        try:
-            runs = data_runs(layer)
-            state = device_state.read_bytes()
-            with ThreadPoolExecutor(2, "snapshot") as others:
-                # All at once: the disk is slow to answer, and asked three times together answers once.
-                syncing = [
-                    others.submit(_write_synced, scratch / "device-state", state),
-                    *(others.submit(sync, path) for path in (disk, *(mounted.disk for mounted in volumes))),
-                ]
-                pages_sha256 = _write_pages(layer, runs, scratch / "pages")
-                for done in syncing:
-                    done.result()
-            state_sha256 = hashlib.sha256(state).hexdigest()
-            saved = Saved(snapshot_id, template, shape, disk, runs, pages_sha256, state_sha256, tuple(volumes))
-            self._publish(saved, scratch)
-            return saved
-        except OSError as error:
-            raise _failed(error) from error
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+        with contextlib.closing(self.begin(snapshot_id)) as writing:
+            writing.add_layer(layer)
+            return writing.finish(template, shape, device_state, disk, volumes)
+
+    def begin(self, snapshot_id: str) -> Writing:
+        """One that comes page by page. To be closed in any case; if it was not finished, nothing is left of it then."""
+        with _failures_named():
+            return Writing(snapshot_id, self._scratch(snapshot_id), self._publish)
 
     def copy(self, source_id: str, snapshot_id: str, disk: Path) -> Saved:
         """The same memory under another id. Nothing is copied: what is written is never changed, so links do."""
@@ -137,24 +127,38 @@ class Snapshots:
     def device_state(self, snapshot_id: str) -> Path:
         return self._dir / snapshot_id / "device-state"
 
-    def load(self, saved: Saved, layer: Path) -> None:
-        """Put the pages on tmpfs, at `layer`, where VMs map them. Verifies everything on the way."""
-        directory = self._dir / saved.id
-        partial = layer.with_suffix(".partial")
+    def pages(self, snapshot_id: str) -> Path:
+        return self._dir / snapshot_id / "pages"
+
+    def open(self, snapshot_id: str) -> tuple[Saved, tuple[int, ...]]:
+        """What a manifest says, and a mark that is another one whenever the pages have been written since. Checks all but
+        what is in the pages."""
+        saved = self.read(snapshot_id)
         try:
-            state = (directory / "device-state").read_bytes()
-            if hashlib.sha256(state).hexdigest() != saved.device_state_sha256:
-                raise _corrupt(saved.id, "its device state has changed")
-            if _read_pages(directory / "pages", saved.runs, saved.shape, partial) != saved.pages_sha256:
-                raise _corrupt(saved.id, "its memory pages have changed")
-            partial.chmod(0o444)
-            partial.rename(layer)
+            state = self.device_state(snapshot_id).read_bytes()
+            pages = self.pages(snapshot_id).stat()
         except FileNotFoundError as error:
             raise _corrupt(saved.id, f"{error.filename} is missing") from error
-        except ValueError as error:
-            raise _corrupt(saved.id, str(error)) from error
-        finally:
-            partial.unlink(missing_ok=True)
+        if hashlib.sha256(state).hexdigest() != saved.device_state_sha256:
+            raise _corrupt(saved.id, "its device state has changed")
+        most = (saved.shape.memory_mib << 20) // PAGE
+        if any(first < 0 or count < 1 or first + count > most for first, count in saved.runs):
+            raise _corrupt(saved.id, "its manifest names pages outside of the machine's memory")
+        if pages.st_size != saved.size_bytes:
+            raise _corrupt(saved.id, "its file of memory pages has not the length it should have")
+        return saved, (pages.st_ino, pages.st_mtime_ns, pages.st_ctime_ns)
+
+    def verify(self, saved: Saved) -> None:
+        """Reads its pages through. They are in the host's memory afterwards."""
+        digest, buffer = hashlib.sha256(), bytearray(CHUNK)
+        try:
+            with self.pages(saved.id).open("rb", buffering=0) as file:
+                while count := file.readinto(buffer):
+                    digest.update(memoryview(buffer)[:count])
+        except OSError as error:
+            raise _corrupt(saved.id, f"its memory pages cannot be read ({error})") from error
+        if digest.hexdigest() != saved.pages_sha256:
+            raise _corrupt(saved.id, "its memory pages have changed")
 
     def delete(self, snapshot_id: str) -> None:
         directory = self._dir / snapshot_id
@@ -198,6 +202,7 @@ class Snapshots:
         return scratch
 
     def _publish(self, saved: Saved, scratch: Path) -> None:
+        """All files are written; synced together, because a disk that is asked for them at once answers once."""
         manifest = {
             "format": FORMAT,
             "template": saved.template,
@@ -208,8 +213,8 @@ class Snapshots:
             "runs": saved.runs,
             "volumes": [mounted.to_json() for mounted in saved.volumes],
         }
-        _write_synced(scratch / "manifest.json", json.dumps(manifest).encode())
-        sync(scratch)
+        _write(scratch / "manifest.json", json.dumps(manifest).encode())
+        sync_all([*scratch.iterdir(), scratch, *_disks(saved)])
         final = self._dir / saved.id
         shutil.rmtree(final, ignore_errors=True)
         scratch.rename(final)
@@ -219,6 +224,67 @@ class Snapshots:
 
 def _disks(saved: Saved) -> list[Path]:
     return [saved.disk, *(mounted.disk for mounted in saved.volumes)]
+
+
+class Writing:
+    """A snapshot that is being written. Pages come in any order; one that comes again replaces the first."""
+
+    def __init__(self, snapshot_id: str, scratch: Path, publish: Callable[[Saved, Path], None]) -> None:
+        self._id = snapshot_id
+        self._scratch = scratch
+        self._publish = publish
+        self._pages = (scratch / "pages").open("wb", buffering=BUFFER)
+        self._hashing = _Hashing()
+        self._runs: list[tuple[int, int]] = []
+        self._written = self._begun = 0
+
+    def save(self, runs: Sequence[tuple[int, int]], content: memoryview) -> None:
+        """These parts of RAM (from byte, to byte), one behind the other in `content`, which is not needed afterwards."""
+        with _failures_named():
+            self._add(runs, [memoryview(bytes(content))])
+
+    def add_layer(self, layer: Path) -> None:
+        with _failures_named():
+            runs = data_runs(layer)
+            if runs:  # an empty file cannot be mapped
+                with layer.open("rb") as source:
+                    mapped = mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ)
+                for parts, pieces in _batches(mapped, runs):
+                    self._add(parts, pieces)
+
+    def finish(
+        self, template: str, shape: Shape, device_state: Path, disk: Path, volumes: Sequence[Mounted] = ()
+    ) -> Saved:
+        """Durable when it returns."""
+        with _failures_named():
+            state = device_state.read_bytes()
+            _write(self._scratch / "device-state", state)
+            self._pages.flush()
+            (self._scratch / "pages").chmod(0o400)
+            pages_sha256, state_sha256 = self._hashing.hexdigest(), hashlib.sha256(state).hexdigest()
+            saved = Saved(self._id, template, shape, disk, self._runs, pages_sha256, state_sha256, tuple(volumes))
+            self._publish(saved, self._scratch)
+            return saved
+
+    def close(self) -> None:
+        self._hashing.close()
+        with contextlib.suppress(OSError):  # what was not written is not missed: it is not finished
+            self._pages.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _add(self, runs: Sequence[tuple[int, int]], pieces: list[memoryview]) -> None:
+        self._hashing.add(pieces)
+        for piece in pieces:
+            self._written += self._pages.write(piece)
+        if self._written - self._begun >= EARLY:
+            begin_sync(self._pages.fileno(), self._begun, self._written)
+            self._begun = self._written
+        for start, end in runs:
+            first, count = start // PAGE, (end - start) // PAGE
+            if self._runs and sum(self._runs[-1]) == first:
+                self._runs[-1] = (self._runs[-1][0], self._runs[-1][1] + count)
+            else:
+                self._runs.append((first, count))
 
 
 def data_runs(layer: Path) -> list[tuple[int, int]]:
@@ -239,46 +305,15 @@ def data_runs(layer: Path) -> list[tuple[int, int]]:
     return runs
 
 
-def _write_pages(layer: Path, runs: list[tuple[int, int]], target: Path) -> str:
-    with layer.open("rb") as source, target.open("wb") as out, _Hashing() as hashing:
-        if runs:  # an empty file cannot be mapped
-            for pieces in _batches(mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ), runs):
-                hashing.add(pieces)
-                for piece in pieces:
-                    out.write(piece)
-        out.flush()
-        os.fsync(out.fileno())
-        target.chmod(0o400)
-        return hashing.hexdigest()
-
-
-def _read_pages(source: Path, runs: list[tuple[int, int]], shape: Shape, target: Path) -> str:
-    size = shape.memory_mib << 20
-    if any(first < 0 or count < 1 or (first + count) * PAGE > size for first, count in runs):
-        raise ValueError("its manifest names pages outside of the machine's memory")
-    with source.open("rb") as file, target.open("wb+") as out, _Hashing() as hashing:
-        if os.fstat(file.fileno()).st_size != sum(count for _, count in runs) * PAGE:
-            raise ValueError("its file of memory pages has not the length it should have")
-        os.truncate(out.fileno(), size)
-        for pieces in _batches(mmap.mmap(out.fileno(), size), runs):
-            if os.readv(file.fileno(), pieces) != sum(len(piece) for piece in pieces):
-                raise ValueError("its file of memory pages is too short")
-            hashing.add(pieces)
-        return hashing.hexdigest()
-
-
 class _Hashing:
-    """SHA-256 in a thread of its own, beside the reading or writing: it takes as long as that."""
+    """SHA-256 in a thread of its own, beside the writing: it takes as long as that."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
         self._thread = ThreadPoolExecutor(1, "hash")
         self._added: list[Future[None]] = []
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._thread.shutdown()
 
     def add(self, pieces: list[memoryview]) -> None:
@@ -294,20 +329,22 @@ class _Hashing:
         return self._digest.hexdigest()
 
 
-def _batches(mapped: mmap.mmap, runs: list[tuple[int, int]]) -> Iterator[list[memoryview]]:
-    """The pages of these runs, about a chunk at a time, in no more pieces than one system call takes. The mapping ends
-    with the last of them."""
+def _batches(
+    mapped: mmap.mmap, runs: list[tuple[int, int]]
+) -> Iterator[tuple[list[tuple[int, int]], list[memoryview]]]:
+    """Byte ranges of these runs and what is there, about a chunk at a time, in no more pieces than one system call takes.
+    A batch goes on only upwards. The mapping ends with the last of them."""
     view = memoryview(mapped)
-    pieces: list[memoryview] = []
+    parts: list[tuple[int, int]] = []
     size = 0
     for start, end in _pieces(runs):
-        pieces.append(view[start:end])
+        if parts and (size >= CHUNK or len(parts) == IOV_MAX or start < parts[-1][1]):
+            yield parts, [view[a:b] for a, b in parts]
+            parts, size = [], 0
+        parts.append((start, end))
         size += end - start
-        if size >= CHUNK or len(pieces) == IOV_MAX:
-            yield pieces
-            pieces, size = [], 0
-    if pieces:
-        yield pieces
+    if parts:
+        yield parts, [view[a:b] for a, b in parts]
 
 
 def _pieces(runs: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -319,12 +356,17 @@ def _pieces(runs: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
             start += CHUNK
 
 
-def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
     path.chmod(0o400)
+
+
+@contextlib.contextmanager
+def _failures_named() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _failed(error) from error
 
 
 def _failed(error: OSError) -> SnapshotFailed:

@@ -56,21 +56,31 @@ class BootSource:
 
 @dataclass(frozen=True)
 class SnapshotFiles:
-    """RAM, device state and disk at one instant. `ram` and `layer` are on tmpfs; all are read-only to VMs."""
+    """RAM, device state and disk at one instant. `ram` is on tmpfs; all are read-only to VMs."""
 
     ram: Path  # of the template, shared by all that descend from it
     device_state: Path
     disk: Path  # a sealed qcow2
-    layer: Path | None = (
-        None  # pages that differ from `ram`: a file as long as RAM, page i at i * 4096; a hole: no change
-    )
+    #: Pages that differ from `ram`: a file as long as RAM, page i at i * 4096, a hole where nothing differs.
+    layer: Path | None = None
+    #: Else its pages stand one behind the other, and this is where they belong: (first page, how many).
+    runs: Sequence[tuple[int, int]] | None = None
+
+
+class PageSink(Protocol):
+    """Takes the pages of a capture as they are read."""
+
+    def save(self, runs: Sequence[tuple[int, int]], content: memoryview) -> None:
+        """Blocking: these parts of RAM (from byte, to byte), one behind the other in `content`, which is used again
+        afterwards. A page that comes again replaces the first."""
+        ...
 
 
 @dataclass(frozen=True)
 class CaptureTarget:
     """Where a capture goes. None of these files exists yet."""
 
-    layer: Path  # on tmpfs
+    layer: Path | PageSink  # a file on tmpfs, or whoever wants the pages themselves
     device_state: Path
     next_disk: Path | None  # the disk is sealed, and the VM goes on writing here; None: the disk stays its own
     next_volumes: Mapping[int, Path] = field(default_factory=dict)  # the same, for each slot that has a volume
@@ -79,7 +89,6 @@ class CaptureTarget:
 @dataclass(frozen=True)
 class Captured:
     paused_ms: float  # how long the CPUs stood still, or until they were stopped for good
-    layer_bytes: int
     disk: Path  # what belongs to that instant; sealed if there is a next disk
     volumes: Mapping[int, Path] = field(default_factory=dict)  # likewise, by slot
 

@@ -143,7 +143,10 @@ class FakeVm:
     async def capture(self, target: CaptureTarget, *, keep_running: bool) -> Captured:
         await self._driver.step("capture")
         before = self._process.disk
-        _touch(target.layer, b"\0" * 4096)
+        if isinstance(target.layer, Path):
+            _touch(target.layer, b"\0" * 4096)
+        else:
+            target.layer.save([(0, 4096)], memoryview(bytes(4096)))
         _touch(target.device_state, b"fake device state")
         if target.next_disk is not None:
             _make_disk(target.next_disk)
@@ -153,7 +156,7 @@ class FakeVm:
             _make_disk(path)
             self._process.volumes[slot] = path
         self._process.cpus_running = self._process.cpus_running and keep_running
-        return Captured(paused_ms=1.0, layer_bytes=4096, disk=before, volumes=volumes)
+        return Captured(paused_ms=1.0, disk=before, volumes=volumes)
 
     async def flatten(self, base: Path) -> None:
         if not base.exists():

@@ -27,10 +27,10 @@ from typing import Any
 
 from forkyard.errors import ForkyardError, SnapshotFailed, VmCrashed
 from forkyard.faults import reached
-from forkyard.vmm.base import Captured, CaptureTarget, VmRecord
+from forkyard.vmm.base import Captured, CaptureTarget, PageSink, VmRecord
 from forkyard.vmm.qemu.disks import Top
 from forkyard.vmm.qemu.finishing import in_thread, to_the_end
-from forkyard.vmm.qemu.pages import PAGE, Layer, PageTable, merge, ram_of, total
+from forkyard.vmm.qemu.pages import PAGE, LayerFile, PageTable, RamReader, Run, merge, ram_of, total
 from forkyard.vmm.qemu.qmp import Qmp
 from forkyard.vmm.qemu.sealing import Sealing
 from forkyard.vmm.qemu.shim import Range, watch
@@ -42,23 +42,26 @@ ROUNDS = 8
 #: Unchanged pages between changed ones are saved too if they are few: each run costs a mapping in every child.
 GAP_BYTES = 4 * PAGE
 PAUSE_TIMEOUT_S = 30.0
+#: Of one that stood still already all memory is copied in the pause, perhaps to a slow disk.
+SLOWEST_BYTES_PER_S = 20 << 20
 #: Of the 160 KB of device state of the smallest machine. It must block, or nothing holds QEMU.
 _PIPE_BYTES = 1 << 16
 
 
 class Copier:
-    """Copies a VM's RAM to a layer, first `ahead` while it runs, then the `rest` while it stands still. Blocking.
+    """Copies a VM's RAM, first `ahead` while it runs, then the `rest` while it stands still. Blocking.
 
     `live` means that the kernel notes which pages are written. Without that, all is copied again in the pause; having been
-    copied ahead still helps, because the layer's own pages are there.
+    copied ahead still helps, because the layer's own pages are there. If nothing is copied ahead, the rest is all.
     """
 
-    def __init__(self, pid: int, memory_bytes: int, layer: Path, shim: Path, *, live: bool) -> None:
+    def __init__(self, pid: int, memory_bytes: int, target: Path | PageSink, shim: Path, *, live: bool) -> None:
         with contextlib.ExitStack() as opened:
             self._ram = ram_of(pid, memory_bytes)
             self._table = opened.enter_context(PageTable(pid))
-            self._layer = opened.enter_context(Layer(layer, pid, self._ram))
-            self.live = live and watch(shim, Range(self._ram.address, self._ram.size_bytes)) is None
+            sink = opened.enter_context(LayerFile(target, memory_bytes)) if isinstance(target, Path) else target
+            self._reader = RamReader(pid, self._ram, sink)
+            self._live, self._shim, self._watching = live, shim, False
             self._opened = opened.pop_all()
 
     def close(self) -> None:
@@ -67,30 +70,30 @@ class Copier:
     def ahead(self, disks: Sequence[Path]) -> None:
         with contextlib.ExitStack() as opened:
             files = [opened.enter_context(disk.open("rb")) for disk in disks]
-            if self.live:
+            if self._live and watch(self._shim, Range(self._ram.address, self._ram.size_bytes)) is None:
+                self._watching = True
                 self._table.written(self._ram.run, ask_again=True)  # from now on
-            private = self._table.private if self.live else self._table.private_slowly
-            left = merge([*self._ram.layered, *private(self._ram.run)], GAP_BYTES)
+            left = self._all()
             for _ in range(ROUNDS):
-                self._layer.save(left)
+                self._reader.save(left)
                 for file in files:
                     os.fdatasync(file.fileno())  # else QEMU does, in the pause
-                if not self.live:
+                if not self._watching:
                     return
                 left = merge(self._table.written(self._ram.run, ask_again=True), GAP_BYTES)
                 if total(left) <= REST_BYTES:
                     break
-            self._layer.save(left)
+            self._reader.save(left)
 
     def rest(self) -> None:
-        if self.live:
-            self._layer.save(self._table.written(self._ram.run, ask_again=False))
+        if self._watching:
+            self._reader.save(self._table.written(self._ram.run, ask_again=False))
         else:
-            self._layer.save(merge([*self._ram.layered, *self._table.private_slowly(self._ram.run)]))
+            self._reader.save(self._all())
 
-    def seal(self) -> int:
-        self._layer.seal()
-        return self._layer.data_bytes
+    def _all(self) -> list[Run]:
+        private = self._table.private if self._live else self._table.private_slowly
+        return merge([*self._ram.layered, *private(self._ram.run)], GAP_BYTES)
 
 
 @dataclass
@@ -111,10 +114,11 @@ class Capture:
         memory_bytes = self.record.shape.memory_mib << 20
         volumes = {slot: top.path for slot, top in self.volumes.items()}
         for path in (target.layer, target.device_state, target.next_disk, *target.next_volumes.values()):
-            if path is not None and path.exists():
+            if isinstance(path, Path) and path.exists():
                 raise SnapshotFailed(f"{path} is in the way of a capture; captures never overwrite")
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as opened:
-            undo.callback(target.layer.unlink, missing_ok=True)
+            if isinstance(target.layer, Path):
+                undo.callback(target.layer.unlink, missing_ok=True)
             undo.callback(target.device_state.unlink, missing_ok=True)
             # A thread of its own: in the pause, nobody must wait for one to become free.
             thread = opened.enter_context(ThreadPoolExecutor(1, "capture"))
@@ -127,7 +131,9 @@ class Capture:
                 return state, copier
 
             state, copier = await in_thread(open_files, thread)
-            copying = asyncio.create_task(in_thread(lambda: copier.ahead([disk, *volumes.values()]), thread))
+            # One that stands still already is read once.
+            ahead = (lambda: copier.ahead([disk, *volumes.values()])) if was_running else (lambda: None)
+            copying = asyncio.create_task(in_thread(ahead, thread))
             try:
                 sealing = self._sealing()
                 async with sealing.prepared():
@@ -137,9 +143,8 @@ class Capture:
                     paused_ms = await to_the_end(pausing)
             finally:
                 await asyncio.gather(copying, return_exceptions=True)
-            layer_bytes = await in_thread(copier.seal, thread)
             undo.pop_all()
-        return Captured(paused_ms if was_running else 0.0, layer_bytes, disk, volumes)
+        return Captured(paused_ms if was_running else 0.0, disk, volumes)
 
     def _sealing(self) -> Sealing:
         """What is to be sealed, and what the VM writes to then."""
@@ -162,11 +167,14 @@ class Capture:
             started = time.perf_counter()
             # Each batch is sent in one go: a round trip per command is what costs.
             # Not live: that would also give up the disk, which is sealed next.
-            save = {"filename": str(pipe.path), "live": False, "timeout_s": PAUSE_TIMEOUT_S}
+            timeout_s = PAUSE_TIMEOUT_S
+            if not was_running:
+                timeout_s += (self.record.shape.memory_mib << 20) / SLOWEST_BYTES_PER_S
+            save = {"filename": str(pipe.path), "live": False, "timeout_s": timeout_s}
             stopping = asyncio.gather(
                 self._execute("stop"),
                 self._execute("xen-save-devices-state", **save),
-                self._execute("query-status"),
+                self._execute("query-status", timeout_s=timeout_s),
                 return_exceptions=True,
             )
             stopping.add_done_callback(pipe.let_go)

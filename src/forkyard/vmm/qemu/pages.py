@@ -15,15 +15,18 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import functools
+import itertools
 import os
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from forkyard.errors import HostFailure, SnapshotFailed, VmCrashed
+from forkyard.vmm.base import PageSink
 from forkyard.vmm.qemu.shim import USERFAULTFD
 
 PAGE = 4096
@@ -59,22 +62,26 @@ class Ram:
 
 
 def find_ram(maps: str, size_bytes: int, template: Path) -> Ram:
-    """From the text of /proc/PID/maps. RAM is in many pieces once a layer is mapped, but each piece is at the place in its
-    file that it has in RAM; so all of them agree on where RAM begins, and together they are as long."""
-    pieces: dict[int, list[tuple[int, int, str]]] = {}
+    """From the text of /proc/PID/maps. RAM is in many pieces once a layer is mapped. Its first page is always the
+    template's, and the pieces that follow it are together as long as RAM is."""
+    pieces: list[tuple[int, int, str]] = []
+    address: int | None = None
     for line in maps.splitlines():
         fields = line.split(maxsplit=5)
         if len(fields) < 6 or fields[1] != "rw-p" or fields[4] == "0":
             continue
         start, end = (int(word, 16) for word in fields[0].split("-"))
-        pieces.setdefault(start - int(fields[2], 16), []).append((start, end, fields[5].removesuffix(" (deleted)")))
-    for address, found in pieces.items():
-        if found[0][0] == address and sum(end - start for start, end, _ in found) == size_bytes:
-            layered = [(start, end) for start, end, path in found if path != str(template)]
-            return Ram(address, size_bytes, tuple(merge(layered)))
-    raise HostFailure(
-        f"no private memory of {size_bytes >> 20} MiB is mapped in this QEMU; only sandboxes are captured"
-    )
+        path = fields[5].removesuffix(" (deleted)")
+        if address is None and path == str(template) and int(fields[2], 16) == 0:
+            address = start
+        if address is not None and end <= address + size_bytes:
+            pieces.append((start, end, path))
+    if address is None or sum(end - start for start, end, _ in pieces) != size_bytes:
+        raise HostFailure(
+            f"no private memory of {size_bytes >> 20} MiB is mapped in this QEMU; only sandboxes are captured"
+        )
+    layered = [(start, end) for start, end, path in pieces if path != str(template)]
+    return Ram(address, size_bytes, tuple(merge(layered)))
 
 
 def ram_of(pid: int, size_bytes: int) -> Ram:
@@ -176,42 +183,57 @@ def why_not_live() -> str | None:
     return None
 
 
-class Layer:
-    """A layer file that is being filled from a QEMU's RAM."""
+class Place(NamedTuple):
+    """Where a part of RAM is in a layer file."""
 
-    def __init__(self, path: Path, pid: int, ram: Ram) -> None:
-        self._path, self._pid, self._ram = path, pid, ram
-        # Read into here and written from here: faster than reading into a mapping of the file, where every new page is a
+    start: int
+    end: int
+    offset: int
+
+
+class RamReader:
+    """Reads parts of a QEMU's RAM and hands them on."""
+
+    def __init__(self, pid: int, ram: Ram, sink: PageSink) -> None:
+        self._pid, self._ram, self._sink = pid, ram, sink
+        # Read into here and written from here: faster than reading into a mapping of a file, where every new page is a
         # fault. It stays in the CPU's cache.
         self._buffer = bytearray(_BUFFER_BYTES)
+
+    def save(self, runs: Iterable[Run]) -> None:
+        content, address = memoryview(self._buffer), self._ram.address
+        for batch in _batches(Place(start, end, start - address) for start, end in runs):
+            there = [(start, end) for start, end, _ in batch]
+            try:
+                _copy(_libc.process_vm_readv, self._pid, there, self._buffer)
+            except OSError as error:
+                raise VmCrashed(f"the memory of pid {self._pid} cannot be read: {error.strerror}") from error
+            self._sink.save([(start - address, end - address) for start, end in there], content[: total(there)])
+
+
+class LayerFile:
+    """A layer that is being filled. Zero pages are written too: a hole would mean the template's page."""
+
+    def __init__(self, path: Path, size_bytes: int) -> None:
+        self._path = path
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise SnapshotFailed(f"could not make {path}: {error.strerror}") from error
-        os.truncate(self._fd, ram.size_bytes)
+        os.truncate(self._fd, size_bytes)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        os.fchmod(self._fd, 0o444)
         os.close(self._fd)
 
-    @property
-    def data_bytes(self) -> int:
-        return os.fstat(self._fd).st_blocks * 512
-
-    def save(self, runs: Iterable[Run]) -> None:
-        """Copy these parts of RAM to their places in the file, zero pages too: a hole would mean the template's page."""
-        content = memoryview(self._buffer)
-        for batch in _batches(runs):
-            try:
-                _copy(_libc.process_vm_readv, self._pid, batch, self._buffer)
-            except OSError as error:
-                raise VmCrashed(f"the memory of pid {self._pid} cannot be read: {error.strerror}") from error
-            at = 0
-            for start, end in batch:
-                self._write(content[at : at + end - start], start - self._ram.address)
-                at += end - start
+    def save(self, runs: Sequence[Run], content: memoryview) -> None:
+        at = 0
+        for start, end in runs:
+            self._write(content[at : at + end - start], start)
+            at += end - start
 
     def _write(self, content: memoryview, offset: int) -> None:
         try:
@@ -220,9 +242,6 @@ class Layer:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise SnapshotFailed(f"could not save memory to {self._path}: {error.strerror}") from error
-
-    def seal(self) -> None:
-        os.fchmod(self._fd, 0o444)
 
 
 def data_runs(file: Path) -> list[Run]:
@@ -247,31 +266,73 @@ def _data_runs(file: Path) -> Iterator[Run]:
         os.close(fd)
 
 
-def copy_into(pid: int, ram: Ram, layer: Path, runs: Iterable[Run]) -> None:
+def places(layer: Path, runs: Sequence[tuple[int, int]] | None) -> list[Place]:
+    """Of a layer whose pages are at their own places, or stand one behind the other (see `SnapshotFiles.runs`)."""
+    if runs is None:
+        return list(_at_their_own_places(layer))
+    found: list[Place] = []
+    offset = 0
+    for first, count in runs:
+        found.append(Place(first * PAGE, (first + count) * PAGE, offset))
+        offset += count * PAGE
+    if all(one.end <= next_.start for one, next_ in itertools.pairwise(found)):
+        return found
+    # Some come again, and replace the first.
+    last = {page: p.offset + page - p.start for p in found for page in range(p.start, p.end, PAGE)}
+    joined: list[Place] = []
+    for page, offset in sorted(last.items()):
+        if joined and joined[-1].end == page and joined[-1].offset + page - joined[-1].start == offset:
+            joined[-1] = joined[-1]._replace(end=page + PAGE)
+        else:
+            joined.append(Place(page, page + PAGE, offset))
+    return joined
+
+
+@functools.lru_cache(maxsize=8)
+def _at_their_own_places(layer: Path) -> Sequence[Place]:
+    """Remembered: all children of a fork ask, and nobody writes a layer that others read, or uses its name again."""
+    return tuple(Place(start, end, start) for start, end in data_runs(layer))
+
+
+def split(wanted: Iterable[Place], at: int) -> tuple[list[Place], list[Place]]:
+    """What is before this place in RAM, and what is behind it."""
+    before: list[Place] = []
+    behind: list[Place] = []
+    for place in wanted:
+        if place.start < at:
+            before.append(place._replace(end=min(place.end, at)))
+        if place.end > at:
+            start = max(place.start, at)
+            behind.append(Place(start, place.end, place.offset + start - place.start))
+    return before, behind
+
+
+def copy_into(pid: int, ram: Ram, layer: Path, wanted: Iterable[Place]) -> None:
     """Write these parts of a layer file to their places in RAM."""
     buffer = bytearray(_BUFFER_BYTES)
     content = memoryview(buffer)
     with layer.open("rb", buffering=0) as file:
-        for batch in _batches((start + ram.address, end + ram.address) for start, end in runs):
+        for batch in _batches(wanted):
             at = 0
-            for start, end in batch:
-                os.preadv(file.fileno(), [content[at : at + end - start]], start - ram.address)
+            for start, end, offset in batch:
+                os.preadv(file.fileno(), [content[at : at + end - start]], offset)
                 at += end - start
             try:
-                _copy(_libc.process_vm_writev, pid, batch, buffer)
+                there = [(ram.address + start, ram.address + end) for start, end, _ in batch]
+                _copy(_libc.process_vm_writev, pid, there, buffer)
             except OSError as error:
                 raise VmCrashed(f"the memory of pid {pid} cannot be written: {error.strerror}") from error
 
 
-def _batches(runs: Iterable[Run]) -> Iterator[list[Run]]:
+def _batches(places: Iterable[Place]) -> Iterator[list[Place]]:
     """As much as fits in a buffer, and in one call."""
-    batch: list[Run] = []
+    batch: list[Place] = []
     room = _BUFFER_BYTES
-    for start, end in runs:
+    for start, end, offset in places:
         while start < end:
             part = min(end - start, room)
-            batch.append((start, start + part))
-            start, room = start + part, room - part
+            batch.append(Place(start, start + part, offset))
+            start, offset, room = start + part, offset + part, room - part
             if room == 0 or len(batch) == _MAX_IOVECS:
                 yield batch
                 batch, room = [], _BUFFER_BYTES

@@ -164,7 +164,7 @@ class QemuVm:
         try:
             with self._new_disks_removed_on_failure(volumes):
                 async with asyncio.timeout(LOAD_TIMEOUT_S):
-                    mapping = asyncio.create_task(in_thread(lambda: self._map_layer(snapshot.layer)))
+                    mapping = asyncio.create_task(in_thread(lambda: self._map_layer(snapshot)))
                     try:
                         await self._make_disk(snapshot.disk, "qcow2")
                         await self._make_volumes(volumes)
@@ -242,15 +242,19 @@ class QemuVm:
                 path.unlink(missing_ok=True)
             raise
 
-    def _map_layer(self, layer: Path | None) -> None:
+    def _map_layer(self, snapshot: SnapshotFiles) -> None:
+        layer = snapshot.layer
         if layer is None:
             return
         ram = pages.ram_of(self.pid, self._record.shape.memory_mib << 20)
-        if layer.stat().st_size != ram.size_bytes:
+        if snapshot.runs is None and layer.stat().st_size != ram.size_bytes:
             raise HostFailure(f"{layer} is not a layer of a machine with {ram.size_bytes >> 20} MiB of memory")
-        runs = sorted(pages.data_runs(layer), key=lambda run: run[0] - run[1])  # longest first
-        mapped, copied = runs[:MAX_MAPPED_RUNS], runs[MAX_MAPPED_RUNS:]
-        map_file(shim_socket(self._record), layer, [Range(ram.address + a, b - a, a) for a, b in sorted(mapped)])
+        # The first page is copied: a page of the template's own is how RAM is found (`pages.find_ram`).
+        first, rest = pages.split(pages.places(layer, snapshot.runs), pages.PAGE)
+        rest.sort(key=lambda place: place.start - place.end)  # longest first
+        mapped, copied = rest[:MAX_MAPPED_RUNS], [*first, *rest[MAX_MAPPED_RUNS:]]
+        ranges = [Range(ram.address + start, end - start, offset) for start, end, offset in sorted(mapped)]
+        map_file(shim_socket(self._record), layer, ranges)
         pages.copy_into(self.pid, ram, layer, copied)
 
     async def _load_state(self, qmp: Qmp, device_state: Path, *, after: asyncio.Task[None]) -> None:
