@@ -339,7 +339,11 @@ class Foundry:
         """All that an entry stands for, but its disk: that is collected when nothing rests on it."""
         await self._driver.reclaim(self._journal.record(entry))
         await asyncio.to_thread(self._journal.forget, entry)
-        await self.release(entry)
+        if entry.phase not in (
+            Phase.COLD,
+            Phase.STOPPED,
+        ):  # those have given their slot back: it may be another's by now
+            await self.release(entry)
         self._disks.release(entry.disk)  # if it never came to a beginning
 
     @contextlib.asynccontextmanager
