@@ -287,3 +287,31 @@ def test_what_a_spec_sets_is_passed_on_and_what_its_user_sets_is_not(fy: Forkyar
     assert first.fork()[0].exec("echo $COLOUR $TOKEN").stdout == "green mine\n"
     second = fy.sandboxes.create(snapshot=first.snapshot())
     assert second.exec("echo $COLOUR $TOKEN").stdout == "green\n"
+
+
+def test_a_change_in_the_last_step_does_only_that_step_again(fy: Forkyard, done: Path) -> None:
+    prefix = Spec().run(note(done, "one")).env(A="b").run(note(done, "two"))
+    fy.builds.create(prefix.run(note(done, "three"))).wait()
+    changed = prefix.run(note(done, "four"))
+    (layer,) = fy.builds.explain(changed)
+    assert (layer.cached, layer.steps_kept) == (False, 3)
+    fy.builds.create(changed).wait()
+    assert words(done) == ["one", "two", "three", "four"]
+    # One in the middle: what stands before it is kept, what follows is not.
+    fy.builds.create(Spec().run(note(done, "one")).env(A="c").run(note(done, "two")).run(note(done, "four"))).wait()
+    assert words(done) == ["one", "two", "three", "four", "two", "four"]
+    # What failed begins where it failed.
+    with pytest.raises(BuildFailed):
+        fy.sandboxes.create(spec=changed.run("exit 3").run(note(done, "five")))
+    fy.builds.create(changed.run(note(done, "five"))).wait()
+    assert words(done)[-1] == "five" and words(done).count("four") == 2
+
+
+def test_user_and_workdir_of_a_spec_are_the_defaults_of_commands(fy: Forkyard, daemon: Daemon, done: Path) -> None:
+    place = done.parent / "place"
+    spec = Spec().run(note(done, "built")).workdir(str(place)).env(COLOUR="green")
+    sandbox = fy.sandboxes.create(spec=spec)
+    assert daemon.host.world.machines[Incarnation(sandbox.id, 1)].spec.env == {
+        "FORKYARD_WORKDIR": str(place),
+        "COLOUR": "green",
+    }

@@ -139,6 +139,25 @@ def test_a_shell_keeps_its_variables_and_its_directory(sbx: Sandbox, bash: Conte
     assert sbx.run_code("f", context=bash).stdout == "f 5\n"
 
 
+def test_javascript_is_run_as_in_a_console(sbx: Sandbox) -> None:
+    node = sbx.contexts.create("javascript", env={"PATH": PATH})
+    assert sbx.run_code("const x = 1; console.log('hi')", context=node).stdout == "hi\n"
+    again = sbx.run_code("import { EOL as end } from 'node:os';\nconst x = [await 2, end]; x", context=node)
+    assert (again.text, again.results[0].json_value) == ("[ 2, '\\n' ]", [2, "\n"])
+    thrown = sbx.run_code("function f() { null.y }\nf()", context=node)
+    assert thrown.exception is not None and thrown.exception.name == "TypeError"
+    assert thrown.exception.traceback.splitlines()[-1].strip() == "at <anonymous>:2:1"
+    for endless in ("while (true) {}", "await new Promise(() => {})"):
+        late = sbx.run_code(endless, context=node, timeout_s=0.3)
+        assert (late.status, late.state_kept) == ("timed_out", True)
+    shown = sbx.run_code("display({[Symbol.for('Jupyter.display')]: () => ({'text/html': '<b>'})}); x[0]", context=node)
+    assert [(result.html, result.text, result.main) for result in shown.results] == [
+        ("<b>", None, False),
+        (None, "2", True),
+    ]
+    assert sbx.run_code("process.exit(3)", context=node).status == "died"
+
+
 def test_more_output_than_a_run_may_have_is_counted_and_not_told(sbx: Sandbox, bash: ContextInfo) -> None:
     outcome = sbx.run_code("head -c 9000000 /dev/zero | tr '\\0' x", context=bash)
     assert (len(outcome.stdout), outcome.truncated, outcome.ok) == (8 << 20, True, True)

@@ -343,3 +343,15 @@ async def test_a_name_that_is_no_host_name_changes_nothing(guest: Guest) -> None
     with pytest.raises(InvalidRequest):
         await guest.adopt_identity(Identity("x", "not a name", os.urandom(32), {"A": "1"}))
     assert (await run(guest, "echo [$A]"))[0] == b"[]\n"
+
+
+async def test_commands_have_the_user_and_directory_that_the_identity_names(guest: Guest, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    env = {"FORKYARD_USER": "nobody", "FORKYARD_WORKDIR": str(there)}
+    await guest.adopt_identity(Identity("a", "a", b"x" * 32, env))
+    home = (await run(guest, "pwd", user="root"))[0]
+    there.mkdir()
+    tmp_path.chmod(0o755)
+    assert (await run(guest, "pwd; id -un", user=None, cwd="/"))[0] == b"/\nnobody\n"
+    assert (await run(guest, "pwd", user="root"))[0] == f"{there}\n".encode() != home
+    assert (await run(guest, "pwd", user="root", cwd="~"))[0] == home

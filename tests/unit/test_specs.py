@@ -169,3 +169,27 @@ def test_a_unit_holds_what_was_asked_for() -> None:
     assert 'Environment="A=x \\"50%%\\" \\\\ \\n"' in text.splitlines()
     assert "After=db.service" in text.splitlines()
     assert units.asked("[Unit]\n[X-Forkyard]\nService={not json") is None
+
+
+def test_a_layer_is_kept_after_each_step_that_runs_something() -> None:
+    spec = Spec().apt("a").env(A="b").run("c").service("s", "x").service("t", "y").user("u").run("last")
+    (layer,) = layers_of(spec.model(), "base")
+    assert layer.stops() == [1, 3, 5]
+    other = layers_of(Spec().apt("a").env(A="b").run("d").model(), "base")[0]
+    assert layer.part(1).key == other.part(1).key
+    assert len({layer.key, *(layer.part(count).key for count in layer.stops())}) == 4
+    rest = layer.rest(3)
+    assert [step.kind for _, step in rest.steps] == ["service", "service", "user", "run"]
+    assert dict(rest.context.env) == {"A": "b"}
+    assert layer.env_after() == {"FORKYARD_USER": "u", "A": "b"}
+
+
+def test_versions_of_runtimes_are_given_as_people_write_them() -> None:
+    assert Spec().node(22).bun().to_dict()["steps"] == [{"node": "22"}, {"bun": "latest"}]
+    assert Spec.parse("steps: [{python: '3.12'}, {uv: true}]").to_dict()["steps"] == [
+        {"python": "3.12"},
+        {"uv": "latest"},
+    ]
+    for wrong, said in ((3.10, "in quotes"), ("3.12; rm -rf /", "pattern"), ("", "pattern")):
+        with pytest.raises(InvalidRequest, match=said):
+            Spec(steps=[{"python": wrong}]).model()

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py") if path.name != "demo.py")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/volumes.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/volumes.md", "docs/code.md"])
 def test_the_python_of_a_page_runs_from_top_to_bottom(page: str, daemon: Daemon, fy: Forkyard, tmp_path: Path) -> None:
     program = tmp_path / f"{Path(page).stem}.py"
     program.write_text(python_of((ROOT / page).read_text()))

@@ -136,7 +136,7 @@ async def _user(connection: HTTPConnection, control: ControlPlane, need: Need, s
     if need == "query user":
         exec_id = connection.query_params.get("exec_id")
         if exec_id is None:
-            return connection.query_params.get("user", "root")
+            return connection.query_params.get("user") or "root"
     if need in ("exec user", "query user"):
         # Who may be `user` must not type into a shell of root's.
         async with control.sandboxes.use(sandbox_id) as guest:

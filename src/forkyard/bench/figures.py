@@ -101,6 +101,15 @@ FIGURES = (
     Figure("git_commit_10_files", "git", "commit of 10 files through the API, p50", 50, "at_most"),
     Figure("git_pushes_lost", "git", "50 pushes to 50 repositories, then 20 to one: lost or damaged", 0, "at_most", ""),
     Figure("volume_1gib_attach", "volumes", "create with a copy of a 1 GiB volume: over one without", 0.5, "x_t0"),
+    Figure(
+        "spec_create_ratio",
+        "spec",
+        "create of a 3-layer spec with a running server, beside a plain one",
+        1.3,
+        "at_most",
+        "×",
+    ),
+    Figure("first_http_after_create", "spec", "the first answer of that server, through its preview", 5, "x_t0"),
     Figure("burst20_create", "burst", "20 creates at once, nothing warm", 20, "p95_x_t0"),
 )
 

@@ -16,6 +16,7 @@ from forkyard.bench import yard
 from forkyard.bench.figures import Sample
 from forkyard.bench.git import git
 from forkyard.bench.net import net
+from forkyard.bench.spec import spec
 from forkyard.daemon import qemu_driver
 from forkyard.errors import ForkyardError
 from forkyard.images import ensure_base_image
@@ -283,4 +284,5 @@ MEASURES: dict[str, Bench] = {
     "net": net,
     "git": git,
     "volumes": volumes,
+    "spec": spec,
 }

@@ -31,7 +31,7 @@ class LayerCache:
     @contextmanager
     def pinned(self, layers: Sequence[Layer]) -> Iterator[None]:
         """A build works on these."""
-        keys = [layer.key for layer in layers]
+        keys = [one.key for layer in layers for one in (layer, *map(layer.part, layer.stops()))]
         self._pinned.update(keys)
         try:
             yield
@@ -42,6 +42,13 @@ class LayerCache:
         """It counts as used now."""
         return await self._control.ground.store.layer(key, use=True)
 
+    async def begun(self, layer: Layer) -> tuple[int, str] | None:
+        """How many of its steps are kept, and the machine after them."""
+        for count in reversed(layer.stops()):
+            if (found := await self.find(layer.part(count).key)) is not None:
+                return count, found.snapshot_id
+        return None
+
     async def plan(self, layers: Sequence[Layer], *, skip_cache: bool = False) -> list[LayerInfo]:
         """What a build of these, which rest on each other, would find."""
         store = self._control.ground.store
@@ -51,7 +58,7 @@ class LayerCache:
         newest = max((i for i, record in enumerate(found) if record is not None and not forced[i]), default=-1)
         plan: list[LayerInfo] = []
         for place, (layer, record, force) in enumerate(zip(layers, found, forced, strict=True)):
-            cached = place <= newest
+            cached, steps_kept = place <= newest, 0
             if force:
                 reason = "skip_cache"
             elif record is not None and cached:
@@ -60,6 +67,8 @@ class LayerCache:
                 reason = "not needed: a later layer is in the cache"
             else:
                 reason = why_missing(layer, kept, parent_cached=place - 1 <= newest)
+                if (begun := await self.begun(layer)) is not None:
+                    steps_kept = begun[0]
             plan.append(
                 LayerInfo(
                     index=layer.index,
@@ -67,6 +76,7 @@ class LayerCache:
                     steps=[shown(step) for _, step in layer.steps],
                     cached=cached,
                     reason=reason,
+                    steps_kept=steps_kept,
                     snapshot_id=record.snapshot_id if record is not None and cached else None,
                 )
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from forkyard.builds.dockerfile.instructions import CopyStep
@@ -18,8 +18,13 @@ from forkyard.models.bases import ImageConfig
 from forkyard.models.specs import Spec, Step
 
 #: A new number builds everything anew: how steps are done has changed.
-FORMAT = 2
+FORMAT = 3
 _SHOWN = 120
+#: Defaults of commands in a sandbox: the agent looks for them among its variables.
+USER, WORKDIR = "FORKYARD_USER", "FORKYARD_WORKDIR"
+#: Steps that are done again with the next one: they take no time.
+_QUICK = frozenset({"env", "workdir", "user", "files", "config"})
+_COMMON_INPUTS = 3
 
 
 @dataclass(frozen=True)
@@ -86,10 +91,35 @@ class Layer:
         return {copy.stage for copy in copies if copy.stage is not None}
 
     def env_after(self) -> dict[str, str]:
+        """Of the machine, and of what is made of it: how commands are run there travels as variables."""
+        context = self._context_after(len(self.steps))
+        user = {USER: context.user} if context.user != "root" else {}
+        workdir = {WORKDIR: context.workdir} if context.workdir is not None else {}
+        return {**user, **workdir, **dict(context.env)}
+
+    def stops(self) -> list[int]:
+        """After how many of its steps the machine is kept, so that a change in a later one does not do them again."""
+        kinds = [step.kind for _, step in self.steps]
+        return [
+            count
+            for count in range(1, len(kinds))
+            if kinds[count - 1] not in _QUICK and (kinds[count - 1], kinds[count]) != ("service", "service")
+        ]
+
+    def part(self, count: int) -> Layer:
+        """The first `count` steps, as a layer: the same as that of a spec that has only these."""
+        inputs = self.inputs[: _COMMON_INPUTS + count]
+        return replace(self, key=_key(self.parent_key, inputs), inputs=inputs, steps=self.steps[:count])
+
+    def rest(self, count: int) -> Layer:
+        """What is left to do after the first `count` steps."""
+        return replace(self, steps=self.steps[count:], context=self._context_after(count))
+
+    def _context_after(self, count: int) -> Context:
         context = self.context
-        for _, step in self.steps:
+        for _, step in self.steps[:count]:
             context = context.after(step)
-        return dict(context.env)
+        return context
 
 
 def shape_of(spec: Spec) -> Shape:
@@ -111,7 +141,7 @@ def layers_of(spec: Spec, start: Start, steps: Sequence[tuple[int, Step]]) -> li
             *(Input(f"step {number}", digest([step.kind, step.canonical()]), shown(step)) for number, step in part),
         ]
         parent_key = None if parent is None else parent.key
-        key = digest([FORMAT, parent_key, [(one.name.split()[0], one.digest) for one in inputs]])
+        key = _key(parent_key, inputs)
         index = start.index + len(found)
         found.append(
             Layer(index, key, parent_key, tuple(inputs), tuple(part), context, shape_of(spec), skip, start.image)
@@ -119,6 +149,10 @@ def layers_of(spec: Spec, start: Start, steps: Sequence[tuple[int, Step]]) -> li
         for _, step in part:
             context = context.after(step)
     return found
+
+
+def _key(parent: str | None, inputs: Sequence[Input]) -> str:
+    return digest([FORMAT, parent, [(one.name.split()[0], one.digest) for one in inputs]])
 
 
 def _parts(steps: Sequence[tuple[int, Step]]) -> Iterable[tuple[list[tuple[int, Step]], str, bool]]:
@@ -161,6 +195,10 @@ def shown(step: Step) -> str:
         text = " ".join(step.config.model_fields_set)
     elif step.install is not None:
         text = step.install.lockfile
+    elif (version := step.python or step.node or step.bun or step.uv) is not None:
+        text = version
+    elif step.context is not None:
+        text = step.context
     else:
         text = step.workdir or step.user or " ".join(step.apt or step.files or step.env or ())
     line = " ".join(f"{step.kind} {text}".split())

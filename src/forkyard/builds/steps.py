@@ -11,14 +11,15 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from forkyard.builds import copies, machine_image
+from forkyard.builds import copies, machine_image, runtimes
 from forkyard.builds.copies import Materials
 from forkyard.builds.layers import Context, Layer, shown
-from forkyard.control import services
+from forkyard.control import code, services
 from forkyard.control.commands import run
 from forkyard.errors import ForkyardError, ServiceNotReady
 from forkyard.guest.base import ExecSpec, Guest, Stream
 from forkyard.models.builds import UnitState
+from forkyard.models.code import ContextCreate, context_language
 from forkyard.models.specs import FileStep, GitRepo, InstallStep, Manager, Service, Step, WaitStep
 
 SETUP_S = 300.0
@@ -55,10 +56,15 @@ class Telling:
     """Where a layer's progress goes."""
 
     def __init__(
-        self, on_output: Callable[[Stream, bytes], None], on_step: Callable[[int, str, float | None], None]
+        self,
+        on_output: Callable[[Stream, bytes], None],
+        on_step: Callable[[int, str, float | None], None],
+        on_stop: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
+        """`on_stop`: called between two steps, with how many of them are done."""
         self.output = on_output
         self.step = on_step
+        self.stop = on_stop
 
 
 async def do_steps(guest: Guest, layer: Layer, tell: Telling, clone: Clone, materials: Materials) -> None:
@@ -80,6 +86,8 @@ async def do_steps(guest: Guest, layer: Layer, tell: Telling, clone: Clone, mate
         except ForkyardError as error:
             raise StepFailed(number, shown(step), error.message) from error
         tell.step(number, shown(step), (time.monotonic() - began) * 1000)
+        if waiting and tell.stop is not None:
+            await tell.stop(len(layer.steps) - len(waiting))
 
 
 @dataclass
@@ -116,6 +124,17 @@ class _Doing:
             await machine_image.configure(self.guest, step.config)
         elif step.install is not None:
             await self._install(step.install)
+        elif step.python is not None:
+            await self._python(step.python)
+        elif step.node is not None:
+            await self._run(runtimes.node(step.node), user="root", cwd="/", timeout_s=INSTALL_S)
+        elif step.bun is not None:
+            await self._run(runtimes.bun(step.bun), user="root", cwd="/", timeout_s=INSTALL_S)
+        elif step.uv is not None:
+            await self._run(runtimes.uv(step.uv), user="root", cwd="/", timeout_s=INSTALL_S)
+        elif step.context is not None:
+            wanted = ContextCreate(language=step.context, cwd=context.workdir, user=context.user, env=dict(context.env))
+            await code.start(self.guest, context_language(step.context), wanted)
         elif step.workdir is not None:
             if not await self.guest.exists(step.workdir):
                 await self.guest.mkdir(step.workdir, user=context.user)
@@ -149,7 +168,7 @@ class _Doing:
     ) -> None:
         spec = ExecSpec(
             command,
-            cwd=cwd or self.context.workdir,
+            cwd=cwd or self.context.workdir or "~",
             env={**dict(self.context.env), **(env or {})},
             user=user or self.context.user,
             timeout_s=timeout_s,
@@ -159,6 +178,17 @@ class _Doing:
         if not done.ok:
             what = shown(self.step)
             raise StepFailed(self.number, what, f"`{what}` {done.why(timeout_s)}", done.exit_code, done.tail)
+
+    async def _python(self, version: str) -> None:
+        try:
+            await self._run(runtimes.python(version), user="root", cwd="/", timeout_s=INSTALL_S)
+        except StepFailed as failed:
+            if failed.exit_code == runtimes.NOT_TO_BE_HAD:
+                failed.message = (
+                    f"Python {version} cannot be had: the base has another, and uv could not download it (its words are in "
+                    "the log); use the base's own, or let the build reach the host that uv downloads from"
+                )
+            raise
 
     async def _write(self, path: str, file: FileStep, directory: str | None = None) -> None:
         there = posixpath.join(directory or self.context.workdir or "/root", path)

@@ -138,12 +138,16 @@ class Workshop:
         mark = new_id()
         flight.phase("layer", layer.index, f"layer {layer.index}: {len(layer.steps)} steps")
         try:
-            return await self._make(made, flight, mark)
+            return await self._make(made, flight, mark, force=force)
         finally:
             await asyncio.shield(self._remove(mark))
 
-    async def _make(self, made: _Made, flight: _Flight, mark: str) -> str:
+    async def _make(self, made: _Made, flight: _Flight, mark: str, *, force: bool) -> str:
         control, layer, began = self._control, made.layer, time.monotonic()
+        kept, parent = 0, made.parent
+        if not force and (begun := await self._cache.begun(layer)) is not None:
+            kept, parent = begun
+            flight.phase("cached", layer.index, f"the first {kept} steps of layer {layer.index} are in the cache")
         wanted = SandboxCreate(
             name=f"layer {layer.key[:12]}",
             labels={BUILD_LABEL: mark},
@@ -154,9 +158,9 @@ class Workshop:
             network=made.request.network,
             identity=made.request.identity,
             secrets=made.request.secrets,
-            **({"snapshot": made.parent} if made.parent is not None else layer.shape.model_dump()),
+            **({"snapshot": parent} if parent is not None else layer.shape.model_dump()),
         )
-        image = layer.image if made.parent is None else None
+        image = layer.image if parent is None else None
         sandbox = await control.sandboxes.create(wanted, api_key_id=made.key_id, image=image)
 
         def on_step(number: int, text: str, ms: float | None) -> None:
@@ -174,15 +178,23 @@ class Workshop:
             )
             return (await control.sandboxes.create(snapshot, api_key_id=made.key_id)).id
 
-        await self.do(sandbox.id, layer, Telling(flight.output, on_step), source)
+        async def on_stop(count: int) -> None:
+            if kept + count in layer.stops():
+                await self._keep(layer.part(kept + count), sandbox.id, made, parent)
+
+        await self.do(sandbox.id, layer.rest(kept), Telling(flight.output, on_step, on_stop), source)
         flight.phase("snapshot", layer.index, "saving the machine as it runs")
-        snapshot = await control.snapshots.create(sandbox.id)
-        if not made.request.allow_secrets:
-            await self._refuse_secrets(layer, snapshot.id, made.parent)
-        await self._cache.keep(layer, snapshot)
+        snapshot = await self._keep(layer, sandbox.id, made, parent)
         ms = (time.monotonic() - began) * 1000
         flight.phase("done", layer.index, f"layer {layer.index} is snapshot {snapshot.id}", ms=ms)
         return snapshot.id
+
+    async def _keep(self, layer: Layer, sandbox_id: str, made: _Made, parent: str | None) -> SnapshotInfo:
+        snapshot = await self._control.snapshots.create(sandbox_id)
+        if not made.request.allow_secrets:
+            await self._refuse_secrets(layer, snapshot.id, parent)
+        await self._cache.keep(layer, snapshot)
+        return snapshot
 
     async def _refuse_secrets(self, layer: Layer, snapshot_id: str, parent: str | None) -> None:
         """Others start from a layer: what is in it, they have."""

@@ -47,8 +47,8 @@ class ExecVerb(Verb):
 @click.command("exec", cls=ExecVerb, short_help="Run a command in a sandbox.")
 @click.argument("sandbox_id", metavar="ID")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
-@click.option("--user", "-u", help="Who runs it. Default: the user of the image, else root.")
-@click.option("--cwd", "-w", help="Where. Default: where the image says, else the user's home.")
+@click.option("--user", "-u", help="Who runs it. Default: that of the spec or image, else root.")
+@click.option("--cwd", "-w", help="Where. Default: that of the spec or image, else the user's home.")
 @click.option("--env", "-e", multiple=True, callback=pairs, metavar="KEY=VALUE", help="May be repeated.")
 @click.option("--timeout", "timeout_s", type=float, metavar="SECONDS", help="Then kill it and all it started.")
 @click.option("--trace", "trace_id", metavar="ID", help="Recorded with every connection it makes (see egress).")
@@ -62,7 +62,7 @@ def exec_command(
     app: App,
     sandbox_id: str,
     command: tuple[str, ...],
-    user: str,
+    user: str | None,
     cwd: str | None,
     env: dict[str, str],
     timeout_s: float | None,

@@ -28,13 +28,13 @@ _REATTACH_S = 30.0
 
 @click.command("shell", cls=Verb)
 @click.argument("sandbox_id", metavar="ID")
-@click.option("--user", "-u", default="root", show_default=True, help="Whose login shell.")
-@click.option("--cwd", "-w", help="Where. Default: the user's home.")
+@click.option("--user", "-u", help="Whose login shell. Default: that of the spec, else root.")
+@click.option("--cwd", "-w", help="Where. Default: that of the spec, else the user's home.")
 @click.option("--attach", "exec_id", metavar="EXEC", help="The terminal of a command that runs already (see ps).")
 @pass_app
 @click.pass_context
 def shell_command(
-    ctx: click.Context, app: App, sandbox_id: str, user: str, cwd: str | None, exec_id: str | None
+    ctx: click.Context, app: App, sandbox_id: str, user: str | None, cwd: str | None, exec_id: str | None
 ) -> None:
     """Open a terminal in a sandbox: a login shell. Its exit code becomes ours."""
     _need_terminal()
@@ -55,7 +55,7 @@ def run_in_terminal(
     *,
     cwd: str | None,
     env: dict[str, str],
-    user: str,
+    user: str | None,
     timeout_s: float | None,
 ) -> int:
     _need_terminal()

@@ -67,7 +67,7 @@ class Code:
     async def create(self, sandbox_id: str, request: ContextCreate) -> ContextInfo:
         """Returns when it can run code."""
         async with self._sandboxes.use(sandbox_id) as guest:
-            return _context(await self._start(guest, token_hex(5), request))
+            return _context(await start(guest, token_hex(5), request))
 
     async def list(self, sandbox_id: str) -> list[ContextInfo]:
         """Oldest first."""
@@ -154,7 +154,7 @@ class Code:
                 if _context(info).id == language:
                     return info
             made = first or ContextCreate.model_validate({"language": language})
-            return await self._start(guest, language, made)
+            return await start(guest, language, made)
 
     async def _give_up(self, sandbox_id: str, guest: Guest, exec_id: str, run_id: str) -> None:
         with contextlib.suppress(ForkyardError, TimeoutError):
@@ -162,35 +162,6 @@ class Code:
                 await self._send(sandbox_id, guest, exec_id, {"op": "interrupt", "id": run_id})
 
     # ── the process in the guest ─────────────────────────────────────────────────────────────────────────────────
-
-    async def _start(self, guest: Guest, context_id: str, request: ContextCreate) -> ExecInfo:
-        if len(await _running(guest)) >= MAX_CONTEXTS:
-            raise NoCapacity(f"the sandbox has {MAX_CONTEXTS} contexts; delete one")
-        language = context_language(request.language)
-        program = await _put(guest)
-        spec = ExecSpec(
-            ["python3", program, language],
-            cwd=request.cwd,
-            env=request.env,
-            user=request.user or "root",
-            stdin=True,
-            label=f"code {language}",
-            id=f"{_PREFIX}{context_id}-{token_hex(4)}",
-        )
-        try:
-            info = await guest.start(spec)
-        except CommandNotFound as error:
-            if "python3" not in error.message:
-                raise  # no such user or directory
-            raise LanguageMissing("code is run with the machine's python3, and it has none; install it") from None
-        try:
-            async with guest.attach(info.id) as execution:
-                await _ready(_lines(execution, ""))
-        except BaseException:
-            with contextlib.suppress(ForkyardError):
-                await asyncio.shield(guest.signal(info.id, _KILL))
-            raise
-        return info
 
     @asynccontextmanager
     async def _asked(
@@ -211,6 +182,37 @@ class Code:
     def _lock(self, *what: str) -> asyncio.Lock:
         sandbox_id, name = what
         return self._locks.setdefault((sandbox_id, name), asyncio.Lock())
+
+
+async def start(guest: Guest, context_id: str, request: ContextCreate) -> ExecInfo:
+    """A context in a guest; it can run code when this returns."""
+    if len(await _running(guest)) >= MAX_CONTEXTS:
+        raise NoCapacity(f"the sandbox has {MAX_CONTEXTS} contexts; delete one")
+    language = context_language(request.language)
+    program = await _put(guest)
+    spec = ExecSpec(
+        ["python3", program, language],
+        cwd=request.cwd,
+        env=request.env,
+        user=request.user,
+        stdin=True,
+        label=f"code {language}",
+        id=f"{_PREFIX}{context_id}-{token_hex(4)}",
+    )
+    try:
+        info = await guest.start(spec)
+    except CommandNotFound as error:
+        if "python3" not in error.message:
+            raise  # no such user or directory
+        raise LanguageMissing("code is run with the machine's python3, and it has none; install it") from None
+    try:
+        async with guest.attach(info.id) as execution:
+            await _ready(_lines(execution, ""))
+    except BaseException:
+        with contextlib.suppress(ForkyardError):
+            await asyncio.shield(guest.signal(info.id, _KILL))
+        raise
+    return info
 
 
 async def _put(guest: Guest) -> str:

@@ -141,6 +141,7 @@ class ProgramSession(Flow, asyncssh.SSHServerSession[bytes]):
         return ExecSpec(
             command=_SUBSYSTEMS[subsystem] if subsystem else command or SHELL,
             user=self._user,
+            cwd="~",
             env=env,
             stdin=True,
             pty=term is not None,

@@ -33,7 +33,7 @@ class ExecSpec:
     command: str | list[str]  # str: bash -c, or sh; list: argv
     cwd: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
-    user: str | None = "root"  # None: whom the image names, else root
+    user: str | None = "root"  # None: the default of the sandbox, or of its image, else root
     timeout_s: float | None = None
     stdin: bool = False  # keep stdin open for write_stdin
     pty: bool = False

@@ -93,15 +93,14 @@ class Operations:
     def _exec_spec(self, args: Arguments) -> ExecSpec:
         spec = ExecSpec()
         spec.command = command(args)
-        image = accounts.image()
-        spec.account = accounts.find(optional_text(args, "user") or image.user)
+        usual = self._identity.env.get("FORKYARD_USER") or accounts.image().user
+        spec.account = accounts.find(optional_text(args, "user") or usual)
         spec.pty = flag(args, "pty")
         spec.env = accounts.environment(spec.account)
         if spec.pty:
             spec.env["TERM"] = "xterm-256color"
         spec.env |= self._identity.env | texts(args, "env")
-        cwd = optional_text(args, "cwd")
-        spec.cwd = image.workdir or spec.account.home if cwd is None else full_path(cwd, spec.account.name)
+        spec.cwd = self._cwd(optional_text(args, "cwd"), spec.account)
         if isinstance(spec.command, str):
             spec.plain = plain_words(spec.command, spec.env)
             spec.argv = _shell_argv(spec.command, spec.plain)
@@ -119,6 +118,14 @@ class Operations:
         if spec.trace_id is not None:
             spec.trace_id = spec.trace_id[:256]
         return spec
+
+    def _cwd(self, asked: str | None, account: accounts.Account) -> str:
+        if asked is not None:
+            return full_path(asked, account.name)
+        usual = self._identity.env.get("FORKYARD_WORKDIR")
+        if usual is not None and os.path.isdir(usual):
+            return usual
+        return accounts.image().workdir or account.home
 
     def op_attach(self, stream: Stream, args: Arguments) -> Result:
         found = self._execs.get(text(args, "id"))

@@ -4,7 +4,9 @@ a third pipe."""
 from __future__ import annotations
 
 import codecs
+import json
 import os
+import pkgutil
 import selectors
 import shlex
 import subprocess
@@ -143,3 +145,29 @@ class Bash(Piped):
         status = next(self.answers(run, b"\0")).decode("ascii", "replace")
         if status != "0":
             run.exception("ExitStatus", status, "")
+
+
+class Node(Piped):
+    """JavaScript and TypeScript; `worker.js` is its other half."""
+
+    def argv(self, answers: int) -> list[str]:
+        worker = (pkgutil.get_data(__package__, "worker.js") or b"").decode()
+        return [program("node"), "--no-warnings", "-e", worker, str(answers)]
+
+    def start(self) -> None:
+        super().start()
+        next(self.answers(None, b"\n"))
+
+    def run(self, run: Run) -> None:
+        self._count += 1
+        run.started(self._count)
+        self.ask(json.dumps({"code": run.code, "language": run.language, "env": run.env}).encode() + b"\n")
+        for line in self.answers(run, b"\n"):
+            answer = json.loads(line)
+            match answer["type"]:
+                case "result":
+                    run.result(answer["bundle"], main=answer["main"])
+                case "exception":
+                    run.exception(answer["name"], answer["value"], answer["traceback"])
+                case "done":
+                    return

@@ -11,13 +11,13 @@ import threading
 from .events import Run, Wire
 from .jupyter import Jupyter
 from .kernel import Died, Kernel, Missing
-from .piped import Bash
+from .piped import Bash, Node
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-KERNELS: dict[str, type[Kernel]] = {"python": Jupyter, "bash": Bash}
+KERNELS: dict[str, type[Kernel]] = {"python": Jupyter, "javascript": Node, "bash": Bash}
 
 
 class Runner:

@@ -257,9 +257,9 @@ class SandboxUsage(Answer):
 
 class ExecCreate(Request):
     command: str | list[str] = Field(description="A string runs in `bash -c`; a list is run as it is, without a shell.")
-    cwd: str | None = Field(None, description="Default: that of the image, else the user's home.")
+    cwd: str | None = Field(None, description="Default: that of the spec or image, else the user's home.")
     env: dict[EnvName, str] = Field(default_factory=dict)
-    user: Owner | None = Field(None, description="By name or number. Default: that of the image, else root.")
+    user: Owner | None = Field(None, description="By name or number. Default: that of the spec or image, else root.")
     timeout_s: float | None = Field(None, gt=0, le=86400 * 7, description="After it the whole process tree is killed.")
     stdin: bool = Field(False, description="Keep standard input open for `…/stdin`; else it is empty.")
     pty: bool = False

@@ -58,6 +58,7 @@ class LayerInfo(Answer):
     steps: list[str] = Field(description="What it does, in short.")
     cached: bool
     reason: str = Field(description="Why it is in the cache, or why not.")
+    steps_kept: int = Field(0, description="If it is not: how many of its steps are, so that only the rest is done.")
     snapshot_id: str | None = None
     duration_ms: float | None = Field(None, description="If it was built now.")
 

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from forkyard.models import EnvName
 from forkyard.models.base import Answer, Request
+from forkyard.models.specs import Language as Language
 
-Language = Literal["python", "javascript", "typescript", "bash"]
 #: What a context runs. TypeScript is JavaScript once its types are taken off, and shares a context with it.
 ContextLanguage = Literal["python", "javascript", "bash"]
 MAX_CODE_CHARS = 512 * 1024

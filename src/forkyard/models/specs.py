@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from forkyard.models.base import Request
 from forkyard.models.bases import AddStep, ConfigStep, DockerfileSource, ImageSource
@@ -28,6 +28,7 @@ DEFAULT_BASE = "debian"
 SecretName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,255}$")]
 #: What can only be the name of a hosted repository.
 HOSTED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+Language = Literal["python", "javascript", "typescript", "bash"]
 
 
 class Size(Part):
@@ -238,6 +239,20 @@ class Service(Part):
         return self
 
 
+def _version(given: Any) -> Any:
+    if given is True:
+        return "latest"
+    if isinstance(given, float):
+        raise ValueError(f"{given} is a number, in which 3.1 and 3.10 are the same; put the version in quotes")
+    return str(given) if isinstance(given, int) and not isinstance(given, bool) else given
+
+
+#: `3.12`, `22`, `1.2.3`; or `latest`, which is the base's own if it has one.
+Version = Annotated[
+    str, BeforeValidator(_version), StringConstraints(pattern=r"^(latest|[0-9]{1,4}(\.[0-9]{1,5}){0,2})$")
+]
+
+
 class LayerStep(Part):
     discriminator: Salt = Field("", description="Another value, another layer: to build it anew.")
     skip_cache: bool = Field(False, description="Build it and all that follows even if it is there.")
@@ -259,11 +274,22 @@ class Step(Part):
     add: AddStep | None = Field(None, description="Files of an upload.")
     run: RunStep | None = Field(None, description="A command; a failure ends the build.")
     install: InstallStep | None = Field(None, description="Dependencies of a lockfile.")
+    python: Version | None = Field(None, description="Python of this version, as `python3`.")
+    node: Version | None = Field(None, description="Node.js of this version, from the npm registry.")
+    bun: Version | None = Field(None, description="Bun of this version, from the npm registry.")
+    uv: Version | None = Field(None, description="uv of this version, from PyPI.")
+    context: Language | None = Field(
+        None, description="Start what runs code of this language, so that sandboxes have it running already."
+    )
     env: dict[Name, Value] | None = Field(
         None, min_length=1, max_length=256, description="For later steps, services, and every command of the sandbox."
     )
-    workdir: Path | None = Field(None, description="Of later steps and services; made if it is not there.")
-    user: User | None = Field(None, description="Of later steps and services; made if there is none.")
+    workdir: Path | None = Field(
+        None, description="Of later steps and services, and the default of commands; made if it is not there."
+    )
+    user: User | None = Field(
+        None, description="Of later steps and services, and the default of commands; made if there is none."
+    )
     service: Service | None = Field(None, description="Start a service, and wait until it is ready.")
     config: ConfigStep | None = Field(None, description="What commands of the machine run as, unless they say else.")
     wait_for: WaitStep | None = Field(None, description="Go on when this command succeeds.")

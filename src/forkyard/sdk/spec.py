@@ -140,16 +140,34 @@ class Spec:
         step = {"lockfile": os.fspath(lockfile), "path": path, "manager": manager}
         return self._step(install=_install(step, Path()))
 
+    def python(self, version: str = "latest") -> Spec:
+        """Python of this version, as `python3`; the base's own if it is that."""
+        return self._step(python=version)
+
+    def node(self, version: str | int = "latest") -> Spec:
+        """Node.js of this version, such as 22."""
+        return self._step(node=version)
+
+    def bun(self, version: str = "latest") -> Spec:
+        return self._step(bun=version)
+
+    def uv(self, version: str = "latest") -> Spec:
+        return self._step(uv=version)
+
+    def context(self, language: str = "python") -> Spec:
+        """Start what `run_code` runs this language with: sandboxes then have it running already."""
+        return self._step(context=language)
+
     def env(self, **variables: str) -> Spec:
         """For later steps, services, and every command of the sandbox."""
         return self._step(env={name: str(value) for name, value in variables.items()})
 
     def workdir(self, path: str) -> Spec:
-        """Of later steps and services."""
+        """Of later steps and services, and the default of commands in the sandbox."""
         return self._step(workdir=path)
 
     def user(self, name: str) -> Spec:
-        """Of later steps and services; made if there is none."""
+        """Of later steps and services, and the default of commands in the sandbox; made if there is none."""
         return self._step(user=name)
 
     def service(self, name: str, exec: str, **options: Any) -> Spec:

@@ -34,7 +34,7 @@ async def terminal(
     socket: WebSocket,
     sandbox_id: str,
     command: Annotated[str | None, Query()] = None,
-    user: Annotated[str, Query()] = "root",
+    user: Annotated[str | None, Query()] = None,
     cwd: Annotated[str | None, Query()] = None,
     rows: Annotated[str, Query()] = "24",
     cols: Annotated[str, Query()] = "80",
