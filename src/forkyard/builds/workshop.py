@@ -25,7 +25,7 @@ from forkyard.control.ground import new_id
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import BuildFailed, ForkyardError, SnapshotNotFound
 from forkyard.guest.base import Guest, Stream
-from forkyard.models import SandboxCreate
+from forkyard.models import SandboxCreate, SnapshotInfo
 from forkyard.models.builds import BUILD_LABEL, BuildCreate
 from forkyard.models.network import EgressPolicy, NetworkPolicy
 from forkyard.models.specs import GitRepo
