@@ -143,7 +143,7 @@ call('vms.create: logger, while it is built', async (y) => {
   y.slow = vm
 }, { vm: true, since: '0.1.52' })
 
-call('vm.getBuild', async (y) => {
+call('vm.getBuild: of a slow build', async (y) => {
   const build = await y.slow.getBuild()
   const found = build.buildId ? build : await build.get()
   assert.equal(found.state, 'succeeded')

@@ -1,0 +1,53 @@
+// Specs whose steps any machine can show: layers that are built once, steps that fail, builds.
+import { assert, call, fails } from './registry.js'
+
+const setup = (name, ...exec) => ({ name, mode: 'oneshot', deleteAfterSuccess: true, exec })
+
+call('VmSpec: layers are built once, the leaf is done in each VM', async (y) => {
+  const spec = () => new y.sdk.VmSpec()
+    .additionalFiles({ [y.path('layer.txt')]: { content: 'layer\n' } })
+    .systemdService(setup('count', `echo built >> ${y.path('count')}`))
+    .snapshot()
+    .workdir(y.dir)
+  const first = await y.fs.vms.create({ spec: spec() })
+  const second = await y.fs.vms.create({ spec: spec() })
+  assert.equal((await first.vm.exec('cat layer.txt')).stdout, 'layer\n')
+  assert.equal((await second.vm.exec('cat count')).stdout, 'built\n')
+  y.built = first.vm
+  await second.vm.delete()
+})
+
+call('snapshots.ensure', async (y) => {
+  const wanted = () => ({ spec: new y.sdk.VmSpec().additionalFiles({ [y.path('ensured')]: { content: 'x' } }) })
+  const { snapshotId } = await y.fs.vms.snapshots.ensure(wanted())
+  assert.match(snapshotId, /^sc-/)
+  assert.equal((await y.fs.vms.snapshots.ensure(wanted())).snapshotId, snapshotId)
+  const { vm } = await y.fs.vms.create({ snapshotId })
+  await vm.delete()
+})
+
+call('snapshots.create: template', async (y) => {
+  const template = new y.sdk.VmTemplate({ additionalFiles: { [y.path('template')]: { content: 'x' } } })
+  assert.match((await y.fs.vms.snapshots.create({ template })).snapshotId, /^sc-/)
+})
+
+call('VmSpec: a step that fails', async (y) => {
+  const spec = new y.sdk.VmSpec().systemdService(setup('broken', 'echo told >&2; exit 7'))
+  const error = await fails('VM_SETUP_FAILED', () => y.fs.vms.create({ spec }))
+  assert.match(error.body.snapshotId, /^sc-/)
+  assert(JSON.stringify(error.body.diagnostics).includes('told'))
+})
+
+call('VmSpec: what cannot be', async (y) => {
+  const image = new y.sdk.VmBaseImage().from('alpine')
+  await fails('CREATE_VM_BAD_REQUEST', () => y.fs.vms.create({ spec: new y.sdk.VmSpec().baseImage(image) }))
+})
+
+call('vm.getBuild', async (y) => {
+  const build = await y.built.getBuild()
+  assert.equal((build.state ? build : await build.get()).state, 'succeeded')
+}, { since: '0.1.52' })
+
+call('vm.delete: of a VM of a spec', async (y) => {
+  await y.built.delete()
+})
