@@ -285,6 +285,9 @@ def test_equal_images_are_one_whatever_they_are_called(images: ForeignImages, tm
     (tmp_path / "b.tar").write_bytes(layout([layer]))
     (tmp_path / "c.tar").write_bytes(saved([tar_of(file("other", b"y"))]))
 
+    dead = tmp_path / "cache" / "images" / ".import-99999999-0"  # no process has this number
+    dead.mkdir()
+
     async def go() -> None:
         first = await images.import_("one", lambda *_: None, archive=tmp_path / "a.tar")
         second = await images.import_("two", lambda *_: None, archive=tmp_path / "b.tar")

@@ -35,6 +35,7 @@ RESERVE_BYTES = 2 * 2**30
 _UNPACK_S = 3600.0
 _GIB = 1 << 30
 _ID = "img-"
+_WORK = ".import-"
 
 _FILES = {
     # The base image's own unit, with the interpreter that was brought along.
@@ -88,7 +89,8 @@ class ForeignImages:
     ) -> ImageInfo:
         runtime = await ensure_runtime(self._base)
         await asyncio.to_thread(self._dir.mkdir, parents=True, exist_ok=True)
-        work = self._dir / f".import-{os.getpid()}-{os.urandom(6).hex()}"
+        await asyncio.to_thread(self._remove_dead)
+        work = self._dir / f"{_WORK}{os.getpid()}-{os.urandom(6).hex()}"
         await asyncio.to_thread(work.mkdir, 0o700)
         try:
             progress(f"fetching {name}")
@@ -102,6 +104,12 @@ class ForeignImages:
             raise ImageBuildFailed(f"importing {name} failed: {error}") from error
         finally:
             await asyncio.to_thread(shutil.rmtree, work, ignore_errors=True)
+
+    def _remove_dead(self) -> None:
+        """What importers that are gone have left."""
+        for path in self._dir.glob(f"{_WORK}*"):
+            if not Path("/proc", path.name.removeprefix(_WORK).partition("-")[0]).exists():
+                shutil.rmtree(path, ignore_errors=True)
 
     async def _fetched(
         self, name: str, to: Path, archive: Path | None, credentials: tuple[str, str] | None
