@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import json
+import subprocess
 import tarfile
 from collections.abc import Iterable
 from pathlib import Path
+
+from forkyard.images.build import CODENAME
+from forkyard.images.hostconfig import read_host_config
 
 APPLETS = (
     "sh ls cat echo id env ps mkdir touch sleep true false pwd hostname wget head grep df dd rm test stat kill wc httpd"
@@ -84,3 +89,23 @@ BUSYBOX_CONFIG: dict[str, object] = {
     "WorkingDir": "/srv",
     "Cmd": ["sh"],
 }
+
+
+def debian_layer(directory: Path) -> bytes:
+    """A small Debian with systemd, and without Python, udev and what else the base image has."""
+    host = asyncio.run(read_host_config(CODENAME))
+    sources = directory / "sources.list"
+    sources.write_text("".join(f"{source.line()}\n" for source in host.apt_sources))
+    options = [f'--aptopt={name} "{value}"' for name, value in host.apt_options.items()]
+    target = directory / "debian.tar"
+    subprocess.run(
+        [
+            *("mmdebstrap", "--quiet", "--mode=root", "--variant=essential", "--include=systemd,systemd-sysv"),
+            *('--aptopt=Apt::Install-Recommends "false"', '--aptopt=APT::Sandbox::User "root"', *options),
+            *("--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/locale/*"),
+            *(CODENAME, str(target), str(sources)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return target.read_bytes()

@@ -10,7 +10,7 @@ import pytest
 from forkyard import BuildFailed, CommandNotFound, Spec
 
 from .conftest import Daemon
-from .image_archives import BUSYBOX_CONFIG, busybox_layer, saved
+from .image_archives import BUSYBOX_CONFIG, busybox_layer, debian_layer, saved
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -80,4 +80,20 @@ CMD ["/bin/made"]
             sandbox.exec("made | cat")
         assert [entry.name for entry in sandbox.files.list("/bin")] == ["made"]
         sandbox.delete()
+        fy.builds.prune()
+
+
+def test_an_image_with_systemd_has_services(own_daemon: Daemon, tmp_path: Path) -> None:
+    archive = tmp_path / "debian.tar"
+    archive.write_bytes(saved([debian_layer(tmp_path)]))
+    spec = Spec().from_image(archive).service("clock", "while true; do date +%s > /run/clock; sleep 1; done")
+    with own_daemon.client() as fy:
+        with fy.sandboxes.create(spec=spec) as sandbox:
+            assert sandbox.exec("command -v python3 udevadm").exit_code != 0
+            assert sandbox.exec("cat /proc/1/comm").stdout == "systemd\n"
+            (clock,) = sandbox.services.list()
+            assert (clock.name, clock.active) == ("clock", "active")
+            assert sandbox.files.read("/run/clock").strip().isdigit()
+        (image,) = [one for one in fy.images.list() if one.systemd and spec.uploads[0].digest in one.names]
+        assert image.config.user == "root"
         fy.builds.prune()
