@@ -39,6 +39,7 @@ def ran() -> Iterator[dict[Client, Run]]:
                     "E2B_API_KEY": daemon.cli("keys", "create", "e2b", "--format", "e2b").stdout.strip(),
                     "E2B_API_URL": daemon.url,
                     "E2B_SANDBOX_URL": daemon.url,
+                    "E2B_VOLUME_API_URL": daemon.url,
                 }
                 started[client] = Run(client, PROGRAMS[client.kind], env)
             yield started

@@ -44,7 +44,8 @@ def daemon() -> Iterator[Daemon]:
 def env(daemon: Daemon) -> dict[str, str]:
     found = re.findall(r"http://127\.0\.0\.1:[0-9]+", daemon.log)
     key = daemon.cli("keys", "create", "e2b", "--format", "e2b").stdout.strip()
-    return {"E2B_API_KEY": key, "E2B_API_URL": found[0], "E2B_SANDBOX_URL": found[0], "COMPAT_VM": "1"}
+    urls = {name: found[0] for name in ("E2B_API_URL", "E2B_SANDBOX_URL", "E2B_VOLUME_API_URL")}
+    return {"E2B_API_KEY": key, **urls, "COMPAT_VM": "1"}
 
 
 @pytest.fixture(scope="module")

@@ -48,6 +48,10 @@ CONTROL = [
     ("DELETE", "/templates/tags"),
     ("POST", "/v2/templates/TEMPLATE/builds/BUILD"),
     ("GET", "/templates/x/builds/y/status"),
+    ("POST", "/volumes"),
+    ("GET", "/volumes"),
+    ("GET", "/volumes/x"),
+    ("DELETE", "/volumes/x"),
     ("POST", "/secrets"),
     ("GET", "/secrets"),
     ("GET", "/secrets/x"),
@@ -56,8 +60,6 @@ CONTROL = [
 ]
 NOT_SERVED = [
     ("POST", "/templates"),
-    ("POST", "/volumes"),
-    ("GET", "/volumes/x"),
     ("GET", "/volumecontent/x/path"),
     ("GET", "/teams"),
     ("PATCH", "/sandboxes/x"),
@@ -353,6 +355,7 @@ def test_no_body_breaks_a_build(unreal_api: httpx.Client, body: bytes) -> None:
             ("PATCH", "/templates/fuzzed"),
             ("POST", "/secrets"),
             ("POST", "/secrets/fuzzed"),
+            ("POST", "/volumes"),
         ]
     ),
     _body,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from registry import Yard, call, expect, until
 
 
@@ -107,6 +109,19 @@ def _(y: Yard) -> None:
     assert y.e2b.Template.exists("no-such-template") is False
 
 
-@call("not served: an error, no retry for ever", "2.43")
+@call("Volume.create, list, get_info, destroy", "2.43")
 def _(y: Yard) -> None:
-    expect(Exception, lambda: y.e2b.Volume.create("v"), "not served")
+    name = f"v{time.time_ns()}"
+    made = y.e2b.Volume.create(name)
+    assert made.name == name
+    assert made.volume_id in [one.volume_id for one in y.e2b.Volume.list()]
+    assert y.e2b.Volume.get_info(made.volume_id).name == name
+    assert y.e2b.Volume.destroy(made.volume_id) is True
+    assert y.e2b.Volume.destroy(made.volume_id) is False
+
+
+@call("Volume: files of one without a sandbox: not served", "2.43")
+def _(y: Yard) -> None:
+    made = y.e2b.Volume.create(f"v{time.time_ns()}")
+    expect(Exception, lambda: made.list("/"))
+    assert y.e2b.Volume.destroy(made.volume_id)

@@ -32,6 +32,7 @@ from forkyard.compat.e2b.sandboxes import Sandboxes
 from forkyard.compat.e2b.secrets import SecretRoutes
 from forkyard.compat.e2b.snapshots import Snapshots
 from forkyard.compat.e2b.templates import TemplateRoutes
+from forkyard.compat.e2b.volumes import VolumeRoutes
 from forkyard.compat.hosts import host_name, is_local
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import ForkyardError, OperationTimeout, Unauthenticated
@@ -68,7 +69,7 @@ class E2b:
         self._envd = envd = Envd(control, default_user)
         self._templates = templates = TemplateRoutes(control, Templates(control.ground.store, builds), default_user)
         sandboxes, snapshots = Sandboxes(control, builds, templates, envd.token), Snapshots(control)
-        secrets = SecretRoutes(control)
+        secrets, volumes = SecretRoutes(control), VolumeRoutes(control)
         one, template = "/sandboxes/{sandbox_id}", "/templates/{template_id:path}"
         table: list[tuple[str, str, Handler]] = [
             ("POST", "/sandboxes", sandboxes.create),
@@ -108,6 +109,10 @@ class E2b:
             ("PATCH", template, templates.update),
             ("PATCH", f"/v2{template}", templates.update),
             ("DELETE", template, templates.delete),
+            ("POST", "/volumes", volumes.create),
+            ("GET", "/volumes", volumes.listed),
+            ("GET", "/volumes/{volume_id}", volumes.info),
+            ("DELETE", "/volumes/{volume_id}", volumes.delete),
             ("POST", "/secrets", secrets.create),
             ("GET", "/secrets", secrets.listed),
             ("GET", "/secrets/{secret_id}", secrets.info),

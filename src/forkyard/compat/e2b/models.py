@@ -43,6 +43,15 @@ class Network(Body):
     allow_internet: bool | None = Field(None, alias="allow_internet_access")
 
 
+class VolumeMount(Body):
+    name: str = Field(min_length=1, max_length=128)
+    path: str = Field(min_length=2, max_length=1024)
+
+
+class NewVolume(Body):
+    name: str = Field(min_length=1, max_length=128)
+
+
 class NewSandbox(Body):
     template: str = Field(alias="templateID", min_length=1, max_length=256)
     timeout: Timeout | None = None
@@ -52,7 +61,7 @@ class NewSandbox(Body):
     metadata: dict[Text, Text] | None = Field(None, max_length=256)
     env: dict[EnvName, str] | None = Field(None, alias="envVars", max_length=256)
     network: Network | None = None
-    volumes: list[Any] | None = Field(None, alias="volumeMounts")
+    volumes: list[VolumeMount] = Field(default_factory=list, alias="volumeMounts", max_length=4)
     iam: dict[str, Any] | None = None
 
 

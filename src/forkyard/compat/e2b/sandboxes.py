@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
+from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -25,6 +26,7 @@ from forkyard.errors import BY_CODE, ForkyardError, SandboxEnded, SandboxNotFoun
 from forkyard.guest.base import ExecSpec
 from forkyard.lifecycle import ENDED, State
 from forkyard.models import SandboxCreate, SandboxFork, SandboxInfo, SandboxUpdate
+from forkyard.models.volumes import MountPath, VolumeName
 from forkyard.store.records import Place
 
 CLIENT_ID = "forkyard"
@@ -56,8 +58,6 @@ class Sandboxes:
 
     async def _create(self, request: Request, default_timeout_s: int) -> Response:
         body = await models.read(request, models.NewSandbox)
-        if body.volumes:
-            raise Refused(400, "volumeMounts are not served here yet; leave them out")
         if body.iam:
             raise Refused(400, "iam is not served here yet; leave it out")
         key = request.headers.get("idempotency-key")
@@ -84,6 +84,7 @@ class Sandboxes:
             ttl_s=max(timeout_s, 0.001),
             on_ttl="pause" if body.auto_pause else "delete",
             network=policy_of(body.network, body.allow_internet),
+            **_mounts(body.volumes),
             **({} if origin.snapshot is None else {"snapshot": origin.snapshot}),
             **({} if origin.recipe is None else {"spec": origin.recipe.spec}),
         )
@@ -389,6 +390,16 @@ def _template_of(info: SandboxInfo) -> str:
 def _metadata_of(info: SandboxInfo) -> dict[str, str]:
     note = Note.of(info)
     return dict(info.labels) if note is None else note.metadata
+
+
+def _mounts(asked: list[models.VolumeMount]) -> dict[str, Any]:
+    """Read-write, as theirs are; here that is one sandbox at a time."""
+    try:
+        return {
+            "volumes": TypeAdapter(dict[MountPath, VolumeName]).validate_python({one.path: one.name for one in asked})
+        }
+    except ValidationError:
+        raise Refused(400, "volumeMounts have the name of a volume and an absolute path each") from None
 
 
 def _is_label(name: str, value: str) -> bool:
