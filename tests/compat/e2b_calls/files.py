@@ -47,7 +47,7 @@ def _(y: Yard) -> None:
 
 @call("files.write: relative path")
 def _(y: Yard) -> None:
-    written = y.sbx.files.write(f"..{y.dir}/relative.txt", "x")
+    written = y.sbx.files.write(f"../..{y.dir}/relative.txt", "x")
     assert written.path == y.path("relative.txt")
 
 
