@@ -14,6 +14,7 @@ _MODULES = {
     "forkyard.sdk._sync.sandbox": ("Sandbox",),
     "forkyard.sdk._sync.snapshots": ("Snapshot",),
     "forkyard.sdk._sync.builds": ("Build",),
+    "forkyard.sdk._sync.dev_servers": ("DevServer",),
     "forkyard.sdk._sync.services": ("Services",),
     "forkyard.sdk._sync.code": ("CodeStream", "Contexts"),
     "forkyard.sdk.spec": ("Spec",),
@@ -29,6 +30,7 @@ _MODULES = {
     "forkyard.sdk._async.sandbox": ("AsyncSandbox",),
     "forkyard.sdk._async.snapshots": ("AsyncSnapshot",),
     "forkyard.sdk._async.builds": ("AsyncBuild",),
+    "forkyard.sdk._async.dev_servers": ("AsyncDevServer",),
     "forkyard.sdk._async.services": ("AsyncServices",),
     "forkyard.sdk._async.code": ("AsyncCodeStream", "AsyncContexts"),
     "forkyard.sdk._async.process": ("AsyncProcess",),
@@ -71,6 +73,7 @@ _MODULES = {
     "forkyard.models.bases": ("ImageConfig", "ImageInfo"),
     "forkyard.models.builds": ("BuildFailure", "BuildInfo", "LayerInfo", "ServiceInfo", "UnitState"),
     "forkyard.models.code": ("CodeEnd", "CodeException", "CodeOutput", "CodeResult", "CodeStarted", "ContextInfo"),
+    "forkyard.models.dev_servers": ("DevServerInfo",),
     "forkyard.models.git": (
         "BranchInfo",
         "CommitInfo",
@@ -86,12 +89,14 @@ _MODULES = {
     "forkyard.models.git_triggers": (
         "Delivery",
         "DeliveryInfo",
+        "DevServerAction",
         "ExecAction",
         "GitHubApp",
         "RefState",
         "RemoteCreated",
         "RemoteInfo",
         "SandboxAction",
+        "SpecAction",
         "SyncReport",
         "TriggerInfo",
         "WebhookAction",
@@ -130,6 +135,8 @@ _MODULES = {
         "ContextEnded",
         "ContextNotFound",
         "DaemonUnreachable",
+        "DevServerFailed",
+        "DevServerNotFound",
         "DomainNotFound",
         "DomainUnverified",
         "ExecNotFound",
@@ -193,6 +200,7 @@ __all__ = [
     "AsyncBuild",
     "AsyncCodeStream",
     "AsyncContexts",
+    "AsyncDevServer",
     "AsyncEgress",
     "AsyncExecStream",
     "AsyncFiles",
@@ -238,6 +246,11 @@ __all__ = [
     "DaemonUnreachable",
     "Delivery",
     "DeliveryInfo",
+    "DevServer",
+    "DevServerAction",
+    "DevServerFailed",
+    "DevServerInfo",
+    "DevServerNotFound",
     "DomainInfo",
     "DomainNotFound",
     "DomainUnverified",
@@ -346,6 +359,7 @@ __all__ = [
     "SnapshotInfo",
     "SnapshotNotFound",
     "Spec",
+    "SpecAction",
     "SshAccess",
     "SshDoor",
     "SshKeyInfo",
@@ -409,6 +423,8 @@ if TYPE_CHECKING:
         ContextEnded,
         ContextNotFound,
         DaemonUnreachable,
+        DevServerFailed,
+        DevServerNotFound,
         DomainNotFound,
         DomainUnverified,
         ExecNotFound,
@@ -485,6 +501,7 @@ if TYPE_CHECKING:
     from forkyard.models.bases import ImageConfig, ImageInfo
     from forkyard.models.builds import BuildFailure, BuildInfo, LayerInfo, ServiceInfo, UnitState
     from forkyard.models.code import CodeEnd, CodeException, CodeOutput, CodeResult, CodeStarted, ContextInfo
+    from forkyard.models.dev_servers import DevServerInfo
     from forkyard.models.git import (
         BranchInfo,
         CommitInfo,
@@ -500,12 +517,14 @@ if TYPE_CHECKING:
     from forkyard.models.git_triggers import (
         Delivery,
         DeliveryInfo,
+        DevServerAction,
         ExecAction,
         GitHubApp,
         RefState,
         RemoteCreated,
         RemoteInfo,
         SandboxAction,
+        SpecAction,
         SyncReport,
         TriggerInfo,
         WebhookAction,
@@ -538,6 +557,7 @@ if TYPE_CHECKING:
     from forkyard.sdk._async.builds import AsyncBuild
     from forkyard.sdk._async.client import AsyncForkyard
     from forkyard.sdk._async.code import AsyncCodeStream, AsyncContexts
+    from forkyard.sdk._async.dev_servers import AsyncDevServer
     from forkyard.sdk._async.egress import AsyncEgress
     from forkyard.sdk._async.execution import AsyncExecStream
     from forkyard.sdk._async.files import AsyncFiles, AsyncWatch
@@ -552,6 +572,7 @@ if TYPE_CHECKING:
     from forkyard.sdk._sync.builds import Build
     from forkyard.sdk._sync.client import Forkyard
     from forkyard.sdk._sync.code import CodeStream, Contexts
+    from forkyard.sdk._sync.dev_servers import DevServer
     from forkyard.sdk._sync.egress import Egress
     from forkyard.sdk._sync.execution import ExecStream
     from forkyard.sdk._sync.files import Files, Watch

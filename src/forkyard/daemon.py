@@ -30,6 +30,7 @@ from forkyard.control.placement import Limits
 from forkyard.control.plane import ControlPlane
 from forkyard.control.previews import Address
 from forkyard.control.secrets import Vault
+from forkyard.dev.actions import dev_servers
 from forkyard.errors import Conflict, ForkyardError, HostFailure
 from forkyard.gateway import ssh, tls
 from forkyard.gateway.preview import Gateway
@@ -118,13 +119,16 @@ async def serve(settings: Settings) -> None:
             _git_hosting(settings, control, sockets[0]) as hosting,
             _builds(settings, control) as builds,
             _schedules(control, builds) as (runs, schedules),
+            dev_servers(control, hosting, builds) as servers,
             _serving_inside(InsideGit(hosting, control.inside), inner),
         ):
             plain, secure = sockets[:2], sockets[2:]
             names = settings.allowed_hosts.replace(",", " ").split()
             names += [settings.preview_domain] if settings.preview_domain else []
             gateway = Gateway(
-                create_app(control, allowed_hosts=names, hosting=hosting, builds=builds), control, api_hosts=names
+                create_app(control, allowed_hosts=names, hosting=hosting, builds=builds, dev_servers=servers),
+                control,
+                api_hosts=names,
             )
             control.previews.address = _address(settings, *(one.getsockname()[1] for one in (plain[0], *secure)))
             control.domains.nameservers = settings.nameservers

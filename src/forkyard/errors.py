@@ -27,6 +27,7 @@ rebuilds the same class from the `code`.
     │   ├── ServiceNotFound
     │   ├── ContextNotFound
     │   ├── VolumeNotFound
+    │   ├── DevServerNotFound
     │   └── FileMissing
     ├── Conflict
     │   ├── StateConflict         the sandbox is in a state that does not allow this
@@ -44,6 +45,7 @@ rebuilds the same class from the `code`.
     │   ├── CommandNotFound
     │   ├── GitFailed             git in there did not do it; its words are in the message
     │   ├── BuildFailed           a step of a spec failed
+    │   ├── DevServerFailed       it could not be installed, or brought to a new commit
     │   ├── ServiceNotReady       a unit did not come up in time
     │   ├── LanguageMissing       the machine has not what runs it
     │   ├── ContextEnded          the process that ran code is gone
@@ -212,6 +214,12 @@ class VolumeNotFound(NotFound):
     code = "volume_not_found"
 
 
+class DevServerNotFound(NotFound):
+    """There is no dev server with this id or name."""
+
+    code = "dev_server_not_found"
+
+
 class ExecNotFound(NotFound):
     """This sandbox has no exec with this id."""
 
@@ -341,6 +349,13 @@ class BuildFailed(GuestFailure):
     """A step of the spec failed. `forkyard builds logs` shows what it printed."""
 
     code = "build_failed"
+    status = 422
+
+
+class DevServerFailed(GuestFailure):
+    """The dev server could not be installed, started or reloaded."""
+
+    code = "dev_server_failed"
     status = 422
 
 

@@ -31,6 +31,7 @@ from forkyard.builds.schedules import Schedules
 from forkyard.compat.e2b.facade import E2b
 from forkyard.compat.freestyle.facade import Freestyle
 from forkyard.control.plane import ControlPlane
+from forkyard.dev.actions import dev_servers
 from forkyard.git.automation import Outward
 from forkyard.git.hosting import GitHosting
 from forkyard.guest.base import ExecSpec, Guest
@@ -185,6 +186,8 @@ class Daemon:
         self.schedules = Schedules(self._control, self.runs)
         await self.runs.start()
         await self.schedules.start()
+        self._stack = contextlib.AsyncExitStack()
+        self.dev_servers = await self._stack.enter_async_context(dev_servers(self._control, self.hosting, self.builds))
         await self._listen()
         self.hosting.url = self.url
 
@@ -195,7 +198,7 @@ class Daemon:
         self.socket.unlink(missing_ok=True)
         unix = socket.socket(socket.AF_UNIX)
         unix.bind(str(self.socket))
-        app = create_app(self._control, hosting=self.hosting, builds=self.builds)
+        app = create_app(self._control, hosting=self.hosting, builds=self.builds, dev_servers=self.dev_servers)
         self._freestyle = Freestyle(app, self._control, self.hosting, self.builds, self.runs, self.schedules)
         self._e2b = E2b(self._freestyle, self._control, self.builds, default_user=getpass.getuser())
         config = uvicorn.Config(
@@ -226,6 +229,7 @@ class Daemon:
     async def _stop(self) -> None:
         await self._close()
         await self.schedules.stop()
+        await self._stack.aclose()
         await self.builds.stop()
         await self.hosting.stop()
         await self._control.stop(destroy=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import http.server
 import json
 import sys
@@ -14,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from forkyard import Conflict, Forkyard, InvalidRequest, NotFound, Repo, RevisionNotFound
+from forkyard import Conflict, Forkyard, GitHubApp, InvalidRequest, NotFound, Repo, RevisionNotFound
 from forkyard.models.reviews import Dossier, ReviewComment, ReviewVerdict
 
 from .fake_github import TOKEN, FakeGitHub, fake_github
@@ -306,3 +308,48 @@ def _delivered(api: httpx.Client, path: str, attempts: int) -> list[dict[str, An
             return found
         time.sleep(0.05)
     raise AssertionError(f"not delivered: {api.get(path).text}")
+
+
+def test_a_webhook_about_a_pull_request_has_it_reviewed_once_with_the_credential_of_the_remote(
+    fy: Forkyard, daemon: Daemon, repo: Repo, github: FakeGitHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of an installation of a GitHub App; how its token is made is tested with remotes."""
+
+    async def token(app: dict[str, Any]) -> str:
+        return TOKEN if (app["app_id"], app["installation_id"]) == ("app1", 7) else ""
+
+    fy.secrets.set("APP_KEY", "x")
+    monkeypatch.setattr(daemon.hosting.sync.github, "token", token)
+    app = GitHubApp(app_id="app1", installation_id=7, private_key_secret="APP_KEY")
+    url = "https://127.0.0.1:9/acme/app.git"
+    remote = repo.remotes.create(url, "hub", github_app=app, poll_s=None, direction="in", review=plan(tmp_path))
+
+    def tell(event: dict[str, Any], kind: str = "pull_request") -> httpx.Response:
+        body = json.dumps(event).encode()
+        signature = "sha256=" + hmac.new(remote.hook_secret.encode(), body, hashlib.sha256).hexdigest()
+        headers = {"X-Hub-Signature-256": signature, "X-GitHub-Event": kind}
+        return httpx.post(daemon.url + remote.hook_path, content=body, headers=headers, trust_env=False, timeout=30)
+
+    opened = {"action": "opened", "number": 7, "repository": {"full_name": "somebody/else"}}
+    first = tell(opened)
+    assert first.status_code == 202, first.text
+    assert tell(opened).json()["id"] == tell({**opened, "action": "synchronize"}).json()["id"] == first.json()["id"]
+    review = until_ended(fy, first.json()["id"])
+    assert review.state == "done" and len(github.posts) == 1, review
+    for event, kind in (({"action": "closed", "number": 7}, "pull_request"), ({"ref": "refs/heads/x"}, "push")):
+        answer = tell(event, kind)
+        assert (answer.status_code, answer.content) == (202, b"")
+    assert tell({"action": "opened"}).status_code == 422
+    with pytest.raises(InvalidRequest, match="credential"):
+        repo.remotes.create(url, "other", review=plan(tmp_path))
+    with pytest.raises(InvalidRequest, match="no repository on GitHub"):
+        repo.remotes.create("https://127.0.0.1:9/a/b/c.git", "other", secret="GITHUB_TOKEN", review=plan(tmp_path))
+    repo.remotes.delete("hub")
+
+
+def until_ended(fy: Forkyard, review_id: str) -> Any:
+    deadline = time.monotonic() + 60
+    while (review := fy.reviews.get(review_id)).state not in ("done", "failed"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return review

@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from forkyard import Forkyard
+from forkyard import Conflict, Forkyard, InvalidRequest, RemoteFailed
 from forkyard.cli.root import cli as forkyard_cli
 from forkyard.git.automation import Outward
 from forkyard.git.deliveries import Patience
@@ -448,3 +448,29 @@ def test_the_command_line_and_the_sdk_keep_in_step_too(here: GitYard, there: Git
         assert (state.local_sha, state.remote_sha, repo.remotes.get().in_step) == (sha, sha, True)
     assert cli(here, "git", "remotes", "rm", "by-cli", "origin") == {"deleted": ["origin"]}
     assert cli(here, "git", "remotes", "ls", "by-cli") == []
+
+
+def test_a_remote_can_be_renamed_and_moved_and_given_another_credential(here: GitYard, there: GitYard) -> None:
+    here.repo("moving")
+    there.repo("moving", source=FILES)
+    there.repo("moved")
+    remote(here, there, "moving")
+    sync(here, "moving")
+    with Forkyard(url=here.daemon.url, api_key=here.daemon.key) as fy:
+        remotes = fy.git.repo("moving").remotes
+        changed = remotes.update("origin", name="hub", url=there.url("moved", ""), poll_s=60)
+        assert (changed.name, changed.poll_s) == ("hub", 60) and [one.name for one in remotes.list()] == ["hub"]
+        # Nothing was agreed on with the new place, so that what it lacks is not taken for deleted.
+        until(lambda: refs(there, "moved") == refs(here, "moving") != {})
+        assert remotes.update("hub", secret=None).secret is None
+        with pytest.raises(RemoteFailed):
+            remotes.sync("hub")
+        remotes.create(there.url("moving", ""), "other", secret="THERE")
+        with pytest.raises(Conflict, match="another name"):
+            remotes.update("hub", name="other")
+        with pytest.raises(InvalidRequest, match="cannot be null"):
+            remotes.update("hub", url=None)
+    done = here.daemon.cli("git", "remotes", "set", "moving", "hub", "--secret", "THERE", "--poll", "never", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["poll_s"] is None, done.stderr
+    sync_of = here.daemon.cli("git", "sync", "moving", "hub")
+    assert sync_of.returncode == 0, sync_of.stderr

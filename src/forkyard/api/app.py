@@ -46,8 +46,12 @@ from forkyard.api.routes import (
     verbs,
     volumes,
 )
+from forkyard.api.routes import (
+    dev_servers as dev_servers_routes,
+)
 from forkyard.builds.builds import Builds
 from forkyard.control.plane import ControlPlane
+from forkyard.dev.servers import DevServers
 from forkyard.errors import Forbidden, InternalError, InvalidRequest, Unauthenticated
 from forkyard.git.hosting import GitHosting
 
@@ -63,6 +67,7 @@ _TAGS = [
     {"name": "code", "description": str(code.__doc__)},
     {"name": "services", "description": str(services.__doc__)},
     {"name": "images", "description": str(images.__doc__)},
+    {"name": "dev servers", "description": str(dev_servers_routes.__doc__)},
     {"name": "files", "description": str(files.__doc__)},
     {"name": "volumes", "description": str(volumes.__doc__)},
     {"name": "events", "description": "Every change of a sandbox's state, with its cause."},
@@ -82,9 +87,10 @@ def create_app(
     allowed_hosts: Collection[str] = (),
     hosting: GitHosting | None = None,
     builds: Builds | None = None,
+    dev_servers: DevServers | None = None,
 ) -> FastAPI:
     """`allowed_hosts`: names the daemon is reached by, besides localhost and addresses. `hosting`: else no git.
-    `builds`: else no specs."""
+    `builds`: else no specs. `dev_servers`: else none."""
     app = FastAPI(
         title="Forkyard",
         version=forkyard.__version__,
@@ -99,6 +105,7 @@ def create_app(
     app.state.control = control
     app.state.git = hosting
     app.state.builds = builds
+    app.state.dev_servers = dev_servers
     api = APIRouter(prefix=PREFIX, responses=documented(Unauthenticated, Forbidden, InvalidRequest, InternalError))
     for router in (
         system.router,
@@ -110,6 +117,7 @@ def create_app(
         images.router,
         services.router,
         code.router,
+        dev_servers_routes.router,
         execs.router,
         terminal.router,
         files.streams,

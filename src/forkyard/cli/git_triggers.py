@@ -12,7 +12,7 @@ from forkyard.cli import show
 from forkyard.cli.app import NEVER, App, Verb, find_sandbox, pairs, pass_app, seconds
 
 if TYPE_CHECKING:
-    from forkyard.models.git_triggers import RefState
+    from forkyard.models.git_triggers import GitHubApp, RefState
 
 EVENTS = ("push", "branch.created", "branch.deleted", "tag.created", "tag.deleted")
 
@@ -34,6 +34,7 @@ def triggers() -> None:
 @click.option("--exec", "command", metavar="COMMAND", help="Run this in the sandbox given with --in.")
 @click.option("--in", "sandbox_id", metavar="SANDBOX", help="With --exec.")
 @click.option("--user", default="root", show_default=True, help="With --exec.")
+@click.option("--spec", "spec_file", metavar="FILE", help="Build this spec; with --sandbox: a sandbox of it.")
 @click.option("--event", "events", multiple=True, type=click.Choice(EVENTS), default=("push",), show_default=True)
 @click.option("--branch", "branches", multiple=True, metavar="GLOB", help="Only these. Repeatable.")
 @click.option("--tag", "tags", multiple=True, metavar="GLOB", help="Only these. Repeatable.")
@@ -52,21 +53,26 @@ def add(
     command: str | None,
     sandbox_id: str | None,
     user: str,
+    spec_file: str | None,
     events: tuple[Any, ...],
     branches: tuple[str, ...],
     tags: tuple[str, ...],
     paths: tuple[str, ...],
 ) -> None:
     """Add a trigger, and print its id."""
-    if (webhook is not None) + sandbox + (command is not None) != 1:
-        raise click.UsageError("Give one of --webhook, --sandbox and --exec.")
+    runs_spec = spec_file is not None and not sandbox
+    if (webhook is not None) + sandbox + (command is not None) + runs_spec != 1:
+        raise click.UsageError("Give one of --webhook, --sandbox, --spec and --exec.")
     action: dict[str, Any]
+    spec = None if spec_file is None else _spec(spec_file)
     if webhook is not None:
         action = {"type": "webhook", "url": webhook, "headers": headers, "allow_private": allow_private}
         if secret_stdin:
             action["secret"] = sys.stdin.read().removesuffix("\n")
     elif sandbox:
-        action = {"type": "sandbox", "sandbox": {"env": env, "snapshot": snapshot}}
+        action = {"type": "sandbox", "sandbox": {"env": env, "snapshot": snapshot, "spec": spec}}
+    elif spec is not None:
+        action = {"type": "spec", "spec": spec}
     else:
         if sandbox_id is None:
             raise click.UsageError("--exec needs --in.")
@@ -76,6 +82,12 @@ def add(
             action["sandbox_id"] = find_sandbox(client, sandbox_id).id
         made = client.git.repo(repo).triggers.create(action, events=events, branches=branches, tags=tags, paths=paths)
     app.print_json(made) if app.json else click.echo(made.id)
+
+
+def _spec(file: str) -> dict[str, Any]:
+    from forkyard.sdk.spec import Spec
+
+    return Spec.load(file).to_dict()
 
 
 @triggers.command("ls", cls=Verb)
@@ -192,14 +204,7 @@ def add_remote(
     poll_s: float,
 ) -> None:
     """Keep REPO in step with what is at URL. Prints where that host's webhook should go, and its secret."""
-    from forkyard.models.git_triggers import GitHubApp
-
-    installed = None
-    if github_app is not None:
-        parts = github_app.split(":")
-        if len(parts) != 3 or not parts[1].isdigit():
-            raise click.BadParameter("must be APP:INSTALLATION:SECRET", param_hint="--github-app")
-        installed = GitHubApp(app_id=parts[0], installation_id=int(parts[1]), private_key_secret=parts[2])
+    installed = None if github_app is None else _installed(github_app)
     with app.client() as client:
         made = client.git.repo(repo).remotes.create(
             url,
@@ -216,6 +221,45 @@ def add_remote(
         app.print_json(made)
         return
     click.echo(f"webhook: {made.hook_path}\nsecret:  {made.hook_secret}")
+
+
+def _installed(text: str) -> GitHubApp:
+    from forkyard.models.git_triggers import GitHubApp
+
+    parts = text.split(":")
+    if len(parts) != 3 or not parts[1].isdigit():
+        raise click.BadParameter("must be APP:INSTALLATION:SECRET", param_hint="--github-app")
+    return GitHubApp(app_id=parts[0], installation_id=int(parts[1]), private_key_secret=parts[2])
+
+
+@remotes.command("set", cls=Verb)
+@click.argument("repo")
+@click.argument("remote", metavar="NAME")
+@click.option("--name", help="Call it this from now on.")
+@click.option("--url", help="It is somewhere else now, and compared anew.")
+@click.option("--direction", type=click.Choice(("both", "in", "out")))
+@click.option("--branch", "branches", multiple=True, metavar="GLOB", help="Only these. Repeatable.")
+@click.option("--username")
+@click.option("--secret", metavar="NAME", help="Stored secret with the password or token; empty: none.")
+@click.option("--github-app", metavar="APP:INSTALLATION:SECRET", help="An installation of a GitHub App; empty: none.")
+@click.option("--poll", "poll_s", type=seconds, help="How often to look, or never.")
+@pass_app
+def set_remote(app: App, /, repo: str, remote: str, **options: Any) -> None:
+    """Change a remote."""
+    changes = {key: value for key, value in options.items() if value not in (None, ())}
+    if not changes:
+        raise click.UsageError("Say what to change.")
+    if "branches" in changes:
+        changes["branches"] = list(changes["branches"])
+    if "secret" in changes:
+        changes["secret"] = changes["secret"] or None
+    if "github_app" in changes:
+        changes["github_app"] = _installed(changes["github_app"]) if changes["github_app"] else None
+    if changes.get("poll_s") == NEVER:
+        changes["poll_s"] = None
+    with app.client() as client:
+        changed = client.git.repo(repo).remotes.update(remote, **changes)
+    app.print_json(changed) if app.json else click.echo(changed.name)
 
 
 @remotes.command("ls", cls=Verb)

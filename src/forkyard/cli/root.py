@@ -16,6 +16,7 @@ COMMANDS = {
     "create": "sandboxes",
     "build": "builds",
     "builds": "builds",
+    "dev": "dev",
     "ls": "sandboxes",
     "exec": "execs",
     "run-code": "code",

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from forkyard.control.sandboxes import Sandboxes
 from forkyard.errors import Conflict, ForkyardError
@@ -14,6 +15,7 @@ from forkyard.git.signing import Signer, hub_signature
 from forkyard.git.webhooks import MAX_RESPONSE_BYTES, Outcome, Sender
 from forkyard.guest.base import ExecSpec, Execution, Exit, Guest, Output
 from forkyard.lifecycle import State
+from forkyard.models import SandboxCreate, SandboxInfo
 from forkyard.models.git_triggers import Action, ExecAction, SandboxAction, WebhookAction
 from forkyard.store.triggers import DeliveryRecord, TriggerRecord
 
@@ -21,6 +23,13 @@ from forkyard.store.triggers import DeliveryRecord, TriggerRecord
 _MARGIN_S = 120.0
 #: The first use of a shape builds its template.
 _CREATE_S = 1800.0
+
+
+class CreateSandbox(Protocol):
+    def __call__(
+        self, request: SandboxCreate, *, api_key_id: str = "", idempotency_key: str | None = None
+    ) -> Awaitable[SandboxInfo]: ...
+
 
 Perform = Callable[[TriggerRecord, Action, DeliveryRecord], Awaitable[Outcome]]
 
@@ -30,6 +39,8 @@ class Actions:
         self._sender = sender
         self._signer = signer
         self._sandboxes = sandboxes
+        #: Whoever can build specs puts itself here.
+        self.create_sandbox: CreateSandbox = sandboxes.create
         #: By the action's `type`. More can be added.
         self.by_type: dict[str, Perform] = {"webhook": self.webhook, "sandbox": self.sandbox, "exec": self.exec}
 
@@ -63,7 +74,7 @@ class Actions:
         try:
             async with asyncio.timeout(_CREATE_S):
                 # The key: a daemon that dies before it has written down the outcome makes no second one.
-                made = await self._sandboxes.create(
+                made = await self.create_sandbox(
                     request, api_key_id=trigger.key_id, idempotency_key=f"{delivery.id}:{len(delivery.attempts)}"
                 )
         except TimeoutError:

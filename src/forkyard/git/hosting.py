@@ -116,6 +116,15 @@ class GitHosting:
             fill=fill if source is not None else None,
         )
 
+    async def copy(self, source: Repo, name: str | None) -> Repo:
+        """A new one with the branches and tags of another, at the same default branch."""
+
+        async def fill(path: Path) -> None:
+            await self._imports.copy(path, source.path, self.quota_bytes)
+
+        default = await self.repositories.default_branch(source)
+        return await self.repositories.create(name, default_branch=default, fill=fill)
+
     async def create_from_archive(
         self,
         name: str | None,

@@ -119,6 +119,17 @@ class Imports:
         await self._git.run(path, "repack", "-a", "-d", "-q", timeout_s=FETCH_S)
         await self._git.run(path, "prune", "--expire=now", timeout_s=FETCH_S)
 
+    async def copy(self, path: Path, source: Path, most_bytes: int) -> None:
+        """Of a repository of this host."""
+        refs = ("+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")
+        await self._git.run(
+            path,
+            *("fetch", "--quiet", "--no-write-fetch-head", str(source), *refs),
+            timeout_s=FETCH_S,
+            env=self._git.env({"GIT_DIR": str(path), "GIT_ALLOW_PROTOCOL": "file"}),
+            prefix=("prlimit", f"--fsize={most_bytes}"),
+        )
+
     async def _fetch(self, path: Path, most_bytes: int, *args: str) -> None:
         try:
             await self._git.run(

@@ -35,6 +35,7 @@ from forkyard.git import verdicts
 from forkyard.git.names import NO_SHA
 from forkyard.git.pull_requests import PullRequests, Unprocessable
 from forkyard.git.review_room import Checkout, ReviewRoom
+from forkyard.git.sync import github_name
 from forkyard.git.webhooks import Outcome, Sender
 from forkyard.models import Page
 from forkyard.models.git_triggers import Action, ReviewAction
@@ -53,6 +54,7 @@ from forkyard.models.reviews import (
 )
 from forkyard.net.resolver import HostResolver
 from forkyard.store.records import Place
+from forkyard.store.remotes import RemoteRecord
 from forkyard.store.reviews import ReviewRecord
 from forkyard.store.triggers import DeliveryRecord, TriggerRecord
 
@@ -64,6 +66,8 @@ log = structlog.get_logger(__name__)
 
 AT_ONCE = 4
 _HEADS = "refs/heads/"
+#: What happened to a pull request that has a new head.
+_REVIEWED = ("opened", "reopened", "synchronize", "ready_for_review")
 WAIT_S = 30.0
 
 
@@ -140,6 +144,22 @@ class Reviews:
         )
         found = await self.request(request, Principal("key", trigger.key_id, f"trigger {trigger.id}"))
         return Outcome(True, round((time.monotonic() - began) * 1000, 1), response=found.id)
+
+    async def told(self, remote: RemoteRecord, body: bytes) -> ReviewInfo | None:
+        """Of the webhook of a remote on GitHub, about a pull request. None: there is nothing to review. Whose repository
+        it is says the remote, not the body."""
+        try:
+            event = json.loads(body)
+            action, number = event["action"], int(event["number"])
+        except (ValueError, KeyError, TypeError):
+            raise InvalidRequest("this is no event of a pull request") from None
+        if remote.review is None or action not in _REVIEWED:
+            return None
+        owner, name = github_name(remote.url)
+        target = {"type": "github", "owner": owner, "repo": name, "number": number}
+        credential = {"github_app": remote.github_app} if remote.github_app else {"secret": remote.secret}
+        request = ReviewCreate.model_validate({**remote.review, "target": {**target, **credential}})
+        return await self.request(request, Principal("key", "", f"remote {remote.name}"))
 
     async def _found(self, request: ReviewCreate) -> tuple[ReviewTarget, str | None]:
         wanted = request.target
@@ -344,7 +364,12 @@ class Reviews:
 
     async def _github(self, target: GitHubTarget) -> PullRequests:
         assert self._context is not None
-        return PullRequests(self.github_api, await self._control.secrets.stored(target.secret), self._context)
+        if target.github_app is not None:
+            token = await self._hosting.sync.github.token(target.github_app.model_dump())
+        else:
+            assert target.secret is not None
+            token = await self._control.secrets.stored(target.secret)
+        return PullRequests(self.github_api, token, self._context)
 
 
 def _context(outward: Outward) -> ssl.SSLContext:

@@ -29,7 +29,14 @@ from forkyard.git.names import NO_SHA, checked_ref
 from forkyard.git.refs import Refs
 from forkyard.git.repositories import RefChange, Repo, Repositories
 from forkyard.git.step import Move, wanted
-from forkyard.models.git_triggers import RefState, RemoteCreate, RemoteCreated, RemoteInfo, SyncReport
+from forkyard.models.git_triggers import (
+    RefState,
+    RemoteCreate,
+    RemoteCreated,
+    RemoteInfo,
+    RemoteUpdate,
+    SyncReport,
+)
 from forkyard.store.remotes import RemoteRecord, RemoteRef
 from forkyard.store.sql import Store
 
@@ -60,7 +67,8 @@ class Sync:
         self._repositories = repositories
         self._refs = refs
         self._secrets = secrets
-        self._exchange = Exchange(repositories.git, secrets, GitHubTokens(secrets, github_api, ca), ca)
+        self.github = GitHubTokens(secrets, github_api, ca)
+        self._exchange = Exchange(repositories.git, secrets, self.github, ca)
         self._known: dict[str, dict[str, RemoteRecord]] = {}  # by repository and name
         self._due: dict[_Place, float] = {}
         self._failures: dict[_Place, int] = {}
@@ -98,6 +106,7 @@ class Sync:
             secret=request.secret,
             github_app=None if request.github_app is None else request.github_app.model_dump(),
             poll_s=request.poll_s,
+            review=None if request.review is None else request.review.model_dump(mode="json"),
             hook_secret=self._secrets.seal(f"remote:{remote_id}", hook_secret),
             created_at=datetime.now(UTC),
         )
@@ -105,6 +114,33 @@ class Sync:
         self._known.setdefault(repo.id, {})[record.name] = record
         self._soon((repo.id, record.name))
         return RemoteCreated(**_info(record, None).model_dump(), hook_secret=hook_secret)
+
+    async def update(self, repo: Repo, name: str, request: RemoteUpdate) -> RemoteInfo:
+        """It is synced at once, with what it is now."""
+        async with self._lock((repo.id, name)):
+            record = await self._record(repo.id, name)
+            given = request.model_dump(mode="json", exclude_unset=True)
+            for field in ("name", "url", "direction", "branches", "tags", "username", "hook_secret"):
+                if field in given and given[field] is None:
+                    raise InvalidRequest(f"{field} cannot be null; leave it out to keep it as it is", field=field)
+            current = {field: getattr(record, field) for field in RemoteUpdate.model_fields if field != "hook_secret"}
+            _refuse_bad(RemoteCreate.model_validate({**current, **given}))
+            if "hook_secret" in given:
+                given["hook_secret"] = self._secrets.seal(f"remote:{record.id}", given["hook_secret"])
+            if given.get("github_app") is not None:
+                given["username"] = "x-access-token"
+            moved = given.get("url", record.url) != record.url
+            changed = await self._store.update_remote(record.id, given, anew=moved)
+            if changed is None:
+                raise NotFound(f"there is no remote {name!r} any more")
+            if moved:
+                await self._exchange.forget(repo.path, record.id)
+            self._known.setdefault(repo.id, {}).pop(name, None)
+            self._due.pop((repo.id, name), None)
+            self._known[repo.id][changed.name] = changed
+            self._failures.pop((repo.id, name), None)
+            self._soon((repo.id, changed.name))
+        return await self.get(repo, changed.name)
 
     async def list(self, repo: Repo) -> list[RemoteInfo]:
         apart = await self._store.remotes_out_of_step(repo.id)
@@ -157,6 +193,9 @@ class Sync:
         if found is None or not right:
             raise Unauthenticated("the signature in X-Hub-Signature-256 is not that of this remote's hook secret")
         self._soon(found[0])
+
+    def tracked(self, found: tuple[_Place, str]) -> RemoteRecord | None:
+        return self._known.get(found[0][0], {}).get(found[0][1])
 
     def _soon(self, place: _Place) -> None:
         self._due[place] = 0.0
@@ -355,6 +394,16 @@ def _info(record: RemoteRecord, out_of_step: Collection[str] | None) -> RemoteIn
     return RemoteInfo(**shown, in_step=in_step, hook_path=path)
 
 
+def github_name(url: str) -> tuple[str, str]:
+    """Owner and name of a repository on GitHub, or on a server that is like it."""
+    parts = urlsplit(url).path.strip("/").removesuffix(".git").split("/")
+    if len(parts) != 2 or not all(parts):
+        raise InvalidRequest(
+            f"{url} is no repository on GitHub, so its pull requests cannot be reviewed", field="review"
+        )
+    return parts[0], parts[1]
+
+
 def _refuse_bad(request: RemoteCreate) -> None:
     parts = urlsplit(checked_url(request.url))
     over_http = parts.scheme in ("http", "https")
@@ -364,6 +413,10 @@ def _refuse_bad(request: RemoteCreate) -> None:
             "the secret",
             field="url",
         )
+    if request.review is not None:
+        github_name(request.url)
+        if request.secret is None and request.github_app is None:
+            raise InvalidRequest("a review is posted with the credential of the remote; give one", field="review")
     if request.secret is not None and request.github_app is not None:
         raise InvalidRequest("give a secret or a github_app, not both", field="secret")
     if (request.secret is not None or request.github_app is not None) and not over_http:

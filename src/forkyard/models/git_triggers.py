@@ -10,7 +10,10 @@ from pydantic import Field, StringConstraints
 from forkyard.models import EnvName, SandboxCreate, SandboxId
 from forkyard.models.base import Answer, Request
 from forkyard.models.git import Revision
+from forkyard.models.network import NetworkPolicy
+from forkyard.models.reviews import GitHubApp as GitHubApp
 from forkyard.models.reviews import ReviewPlan
+from forkyard.models.specs import Spec
 
 EventKind = Literal["push", "branch.created", "branch.deleted", "tag.created", "tag.deleted"]
 Glob = Annotated[str, StringConstraints(min_length=1, max_length=256)]
@@ -49,7 +52,7 @@ class SandboxAction(Request):
 
 
 class ExecAction(Request):
-    """Run a command in a sandbox, which is woken for it: reload a dev server. With the same variables."""
+    """Run a command in a sandbox, which is woken for it. With the same variables."""
 
     type: Literal["exec"] = "exec"
     sandbox_id: SandboxId
@@ -60,6 +63,22 @@ class ExecAction(Request):
     timeout_s: float = Field(600.0, gt=0, le=3600)
 
 
+class SpecAction(Request):
+    """Build a spec. Steps that clone this repository and name no `rev` clone the commit that was pushed."""
+
+    type: Literal["spec"] = "spec"
+    spec: Spec
+    network: NetworkPolicy = Field(default_factory=NetworkPolicy, description="What the build may reach.")
+    identity: str | None = Field(None, max_length=128, description="Whose repositories its commands may use.")
+
+
+class DevServerAction(Request):
+    """Reload a dev server: it is brought to the head of its branch. Dev servers of hosted repositories make it."""
+
+    type: Literal["dev_server"] = "dev_server"
+    dev_server_id: str = Field(max_length=64)
+
+
 class ReviewAction(Request):
     """Review the branch that was pushed. The same head is reviewed once, however often it is told of."""
 
@@ -68,7 +87,10 @@ class ReviewAction(Request):
     plan: ReviewPlan = Field(default_factory=lambda: ReviewPlan())
 
 
-Action = Annotated[WebhookAction | SandboxAction | ExecAction | ReviewAction, Field(discriminator="type")]
+Action = Annotated[
+    WebhookAction | SandboxAction | SpecAction | ExecAction | DevServerAction | ReviewAction,
+    Field(discriminator="type"),
+]
 
 
 class TriggerCreate(Request):
@@ -143,14 +165,6 @@ class Delivery(DeliveryInfo):
 # ── remotes ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class GitHubApp(Request):
-    """An installation of a GitHub App; a new token is made whenever one is needed."""
-
-    app_id: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$", description="Its id or client id.")
-    installation_id: int = Field(ge=1)
-    private_key_secret: SecretName = Field(description="Stored secret: the private key, base64 of the PEM file.")
-
-
 class RemoteCreate(Request):
     name: RemoteName = "origin"
     url: str = Field(min_length=1, max_length=2048, description="http, https, git or ssh, without credentials.")
@@ -164,6 +178,27 @@ class RemoteCreate(Request):
     hook_secret: str | None = Field(
         None, min_length=8, max_length=256, description="With what that host signs its webhook. Default: a random one."
     )
+    review: ReviewPlan | None = Field(
+        None,
+        description="Of a repository on GitHub: its pull requests are reviewed so, and the reviews posted there, when its "
+        "webhook tells of them (events `push` and `pull_request`).",
+    )
+
+
+class RemoteUpdate(Request):
+    """Absent fields stay as they are."""
+
+    name: RemoteName | None = Field(None, description="A new one.")
+    url: str | None = Field(None, min_length=1, max_length=2048, description="Of another place: it is compared anew.")
+    direction: Direction | None = None
+    branches: list[Glob] | None = Field(None, max_length=64)
+    tags: bool | None = None
+    username: str | None = Field(None, pattern=r"^[\x21-\x39\x3b-\x7e]{1,128}$")
+    secret: SecretName | None = Field(None, description="Null = none, if given.")
+    github_app: GitHubApp | None = Field(None, description="Null = none, if given.")
+    poll_s: float | None = Field(None, ge=1, le=86400, description="Null = only when told, if given.")
+    hook_secret: str | None = Field(None, min_length=8, max_length=256)
+    review: ReviewPlan | None = Field(None, description="Null = none, if given.")
 
 
 class RefState(Answer):
@@ -187,6 +222,7 @@ class RemoteInfo(Answer):
     secret: str | None = None
     github_app: dict[str, Any] | None = None
     poll_s: float | None = None
+    review: dict[str, Any] | None = None
     hook_path: str = Field(description="Where the other host's webhook for pushes should POST, on this daemon.")
     created_at: datetime
     synced_at: datetime | None = Field(None, description="Of the last sync that came to its end.")

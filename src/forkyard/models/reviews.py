@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from forkyard.models.base import Answer, Request
 from forkyard.models.git import FileDiff, FilePath, Revision, Sha
@@ -36,6 +36,14 @@ class HostedTarget(Request):
     base: Revision | None = Field(None, description="What it is to be merged into. Default: the default branch.")
 
 
+class GitHubApp(Request):
+    """An installation of a GitHub App; a new token is made whenever one is needed."""
+
+    app_id: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$", description="Its id or client id.")
+    installation_id: int = Field(ge=1)
+    private_key_secret: StoredSecret = Field(description="Stored secret: the private key, base64 of the PEM file.")
+
+
 class GitHubTarget(Request):
     """A pull request on GitHub. The review is posted there."""
 
@@ -43,8 +51,17 @@ class GitHubTarget(Request):
     owner: GitHubName
     repo: GitHubName
     number: int = Field(ge=1, le=2**31 - 1)
-    secret: StoredSecret = Field(description="Stored secret with a token that may write reviews. Stays on this host.")
+    secret: StoredSecret | None = Field(
+        None, description="Stored secret with a token that may write reviews. Stays on this host."
+    )
+    github_app: GitHubApp | None = Field(None, description="Or an installation of a GitHub App that may.")
     clone_url: Url | None = Field(None, description="Where the sandbox fetches from. Default: what GitHub says.")
+
+    @model_validator(mode="after")
+    def _one_credential(self) -> Self:
+        if (self.secret is None) == (self.github_app is None):
+            raise ValueError("give a secret or a github_app, one of them")
+        return self
 
 
 class ReviewStep(Request):

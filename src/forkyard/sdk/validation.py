@@ -20,6 +20,7 @@ from forkyard.models import (
 )
 from forkyard.models.builds import ServiceCreate
 from forkyard.models.code import CodeRun, ContextCreate
+from forkyard.models.dev_servers import DevServerCreate
 from forkyard.models.network import EgressPolicy, EgressRule, NetworkPolicy, Preset, Secret
 from forkyard.models.reviews import ReviewPlan
 from forkyard.models.specs import GitRepo
@@ -98,6 +99,10 @@ def code_run(**fields: Any) -> CodeRun:
 
 def context_create(**fields: Any) -> ContextCreate:
     return _valid(ContextCreate, fields)
+
+
+def dev_server_create(**fields: Any) -> DevServerCreate:
+    return _valid(DevServerCreate, {name: value for name, value in fields.items() if value is not None})
 
 
 def egress_rule(**fields: Any) -> EgressRule:

@@ -32,6 +32,7 @@ class RemoteRecord:
     created_at: datetime
     synced_at: datetime | None = None
     error: str | None = None
+    review: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,27 @@ class RemoteQueries(Database):
         if repo_id is not None:
             query = query.where(git_remotes.c.repo_id == repo_id)
         return await self._read(lambda connection: [_remote(row) for row in connection.execute(query).mappings()])
+
+    async def update_remote(self, remote_id: str, changes: Mapping[str, Any], *, anew: bool) -> RemoteRecord | None:
+        """`anew`: it is another place now, and nothing was agreed on with that. `Conflict` if the name is taken."""
+
+        def work(connection: sa.Connection) -> RemoteRecord | None:
+            row = connection.execute(git_remotes.select().where(git_remotes.c.id == remote_id)).mappings().first()
+            if row is None:
+                return None
+            taken = sa.select(git_remotes.c.id).where(
+                git_remotes.c.repo_id == row["repo_id"],
+                git_remotes.c.name == changes.get("name"),
+                git_remotes.c.id != remote_id,
+            )
+            if connection.execute(taken).first() is not None:
+                raise Conflict(f"this repository has a remote {changes['name']!r} already; choose another name")
+            if anew:
+                connection.execute(git_remote_refs.delete().where(git_remote_refs.c.remote_id == remote_id))
+            update = git_remotes.update().where(git_remotes.c.id == remote_id).values(dict(changes))
+            return _remote(connection.execute(update.returning(git_remotes)).mappings().one())
+
+        return await self._write(work)
 
     async def remove_remote(self, remote_id: str) -> bool:
         delete = git_remotes.delete().where(git_remotes.c.id == remote_id)

@@ -23,6 +23,7 @@ from forkyard.models.volumes import SandboxVolume
 from forkyard.net.base import Traffic
 from forkyard.store.builds import BuildQueries
 from forkyard.store.database import record_event
+from forkyard.store.dev_servers import DevServerQueries
 from forkyard.store.domains import PreviewQueries
 from forkyard.store.egress import EgressQueries
 from forkyard.store.git import GitQueries
@@ -96,6 +97,7 @@ class Store(
     VolumeQueries,
     RunQueries,
     Retention,
+    DevServerQueries,
 ):
     """Open with `Store.open`."""
 

@@ -380,6 +380,7 @@ git_remotes = sa.Table(
     sa.Column("github_app", sa.JSON(none_as_null=True)),
     sa.Column("poll_s", sa.Float),
     sa.Column("hook_secret", sa.Text, nullable=False),  # sealed
+    sa.Column("review", sa.JSON(none_as_null=True)),  # how pull requests there are reviewed
     sa.Column("created_at", UtcDateTime, nullable=False),
     sa.Column("synced_at", UtcDateTime),
     sa.Column("error", sa.Text),
@@ -535,4 +536,23 @@ template_files = sa.Table(
     metadata,
     sa.Column("hash", sa.String(128), primary_key=True),
     sa.Column("upload", sa.String(80), nullable=False),
+)
+dev_servers = sa.Table(
+    "dev_servers",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("name", sa.String(64), nullable=False, unique=True),
+    sa.Column("state", sa.String(16), nullable=False),  # `starting` until it answers, then `running`
+    sa.Column("key_id", sa.String(32), nullable=False),  # on whose behalf
+    sa.Column("request", sa.JSON, nullable=False),
+    sa.Column("repo_id", sa.String(32)),
+    sa.Column("repo_url", sa.Text, nullable=False),
+    sa.Column("branch", sa.String(256), nullable=False),
+    sa.Column("sandbox_id", sa.String(32)),
+    sa.Column("trigger_id", sa.String(32)),
+    sa.Column("setup", sa.JSON, nullable=False),
+    sa.Column("sha", sa.String(64), nullable=False),
+    sa.Column("error", sa.Text),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("updated_at", UtcDateTime, nullable=False),
 )

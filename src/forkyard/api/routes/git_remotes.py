@@ -24,10 +24,12 @@ from forkyard.errors import (
     Unauthenticated,
 )
 from forkyard.models import Page
-from forkyard.models.git_triggers import RefState, RemoteCreate, RemoteCreated, RemoteInfo, SyncReport
+from forkyard.models.git_triggers import RefState, RemoteCreate, RemoteCreated, RemoteInfo, RemoteUpdate, SyncReport
 
 #: As much as GitHub sends.
 MAX_HOOK_BYTES = 25 * 2**20
+#: An event of a pull request is some 30 kB.
+MAX_EVENT_BYTES = 2**21
 _ERRORS = documented(RepoNotFound, NotFound, Conflict, HostFailure, RemoteFailed, OperationTimeout)
 
 router = APIRouter(prefix="/git/repos/{repo}/remotes", tags=["git"], route_class=BoundedRoute, responses=_ERRORS)
@@ -56,6 +58,18 @@ async def list_(repo: RepoPath, hosting: Hosting) -> Response:
 @router.get("/{name}", response_model=RemoteInfo, summary="Get a remote")
 async def get(repo: RepoPath, name: str, hosting: Hosting) -> Response:
     return answer(await hosting.sync.get(await hosting.repositories.get(repo), name))
+
+
+@router.patch("/{name}", response_model=RemoteInfo, summary="Change a remote")
+async def update(
+    repo: RepoPath, name: str, hosting: Hosting, by: By, body: Annotated[RemoteUpdate, Body(examples=[{"name": "hub"}])]
+) -> Response:
+    """Its name, its url, its credential and the rest. It is synced at once."""
+    found = await hosting.repositories.get(repo)
+    changed = await hosting.sync.update(found, name, body)
+    data = {"name": name, "changed": sorted(body.model_fields_set)}
+    await hosting.identities.record(by, "git.remote.update", found.id, data=data)
+    return answer(changed)
 
 
 @router.delete("/{name}", status_code=204, summary="Keep in step with it no longer")
@@ -88,14 +102,22 @@ async def sync(repo: RepoPath, name: str, hosting: Hosting) -> Response:
     openapi_extra={"security": []},
 )
 async def hook(repo: RepoPath, name: str, request: Request, hosting: Hosting) -> Response:
-    """Signed with the hook secret as GitHub does it (X-Hub-Signature-256). Whatever it says, the remote is looked at."""
+    """Signed with the hook secret as GitHub does it (X-Hub-Signature-256). Whatever it says, the remote is looked at. What
+    it says of a pull request begins a review, if the remote has a plan for one; told twice, it is one review."""
     found = await hosting.sync.hook_secret(repo, name)
     body = hmac.new(b"nobody" if found is None else found[1].encode(), digestmod=hashlib.sha256)
-    size = 0
+    size, kept = 0, bytearray()
+    reviews = request.headers.get("x-github-event") == "pull_request"
     async for chunk in upload(request):
         size += len(chunk)
         if size > MAX_HOOK_BYTES:
             raise InvalidRequest(f"the body is larger than {MAX_HOOK_BYTES} bytes")
         body.update(chunk)
+        if reviews and size <= MAX_EVENT_BYTES:
+            kept += chunk
     hosting.sync.hooked(found, request.headers.get("x-hub-signature-256", ""), body)
+    remote = None if found is None else hosting.sync.tracked(found)
+    if reviews and remote is not None and remote.review is not None:
+        begun = await hosting.reviews.told(remote, bytes(kept))
+        return Response(status_code=202) if begun is None else answer(begun, 202)
     return Response(status_code=202)

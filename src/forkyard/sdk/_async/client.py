@@ -32,6 +32,7 @@ from forkyard.models.volumes import CacheKind, Volume
 from forkyard.sdk import connect, validation, wire
 from forkyard.sdk._async import runtime
 from forkyard.sdk._async.builds import AsyncBuilds
+from forkyard.sdk._async.dev_servers import AsyncDevServers
 from forkyard.sdk._async.domains import AsyncDomains
 from forkyard.sdk._async.git import AsyncGit
 from forkyard.sdk._async.identities import AsyncIdentities
@@ -80,6 +81,7 @@ class AsyncForkyard:
         self.snapshots = AsyncSnapshots(self._transport)
         self.builds = AsyncBuilds(self._transport)
         self.images = AsyncImages(self._transport)
+        self.dev_servers = AsyncDevServers(self._transport)
         self.events = AsyncEvents(self._transport)
         self.keys = AsyncKeys(self._transport)
         self.git = AsyncGit(self._transport)

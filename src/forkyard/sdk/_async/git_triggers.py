@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forkyard.models import Page
+from forkyard.models.base import Request
 from forkyard.models.git_triggers import (
     Delivery,
     DeliveryInfo,
     DeliveryStatus,
+    DevServerAction,
     Direction,
     EventKind,
     ExecAction,
@@ -18,14 +20,16 @@ from forkyard.models.git_triggers import (
     RemoteCreated,
     RemoteInfo,
     SandboxAction,
+    SpecAction,
     SyncReport,
     TriggerInfo,
     WebhookAction,
 )
-from forkyard.sdk import wire
+from forkyard.models.reviews import ReviewPlan
+from forkyard.sdk import validation, wire
 from forkyard.sdk._async.transport import AsyncTransport
 
-AnyAction = WebhookAction | SandboxAction | ExecAction | Mapping[str, Any]
+AnyAction = WebhookAction | SandboxAction | SpecAction | ExecAction | DevServerAction | Mapping[str, Any]
 
 
 class AsyncTriggers:
@@ -45,8 +49,8 @@ class AsyncTriggers:
         paths: Sequence[str] = (),
         enabled: bool = True,
     ) -> TriggerInfo:
-        """`action`: a `WebhookAction`, a `SandboxAction` or an `ExecAction`, or a mapping with a `type`. The globs say
-        which branches, tags and changed files it is about."""
+        """`action`: a `WebhookAction`, `SandboxAction`, `SpecAction`, `ExecAction` or `DevServerAction`, or a mapping with
+        a `type`. The globs say which branches, tags and changed files it is about."""
         body = {
             "action": _plain(action),
             "events": list(events),
@@ -136,8 +140,10 @@ class AsyncRemotes:
         github_app: GitHubApp | None = None,
         poll_s: float | None = 300.0,
         hook_secret: str | None = None,
+        review: ReviewPlan | Mapping[str, Any] | None = None,
     ) -> RemoteCreated:
-        """`secret` names a stored one with the password or token. The answer has the secret of its hook, this once."""
+        """`secret` names a stored one with the password or token. The answer has the secret of its hook, this once. With a
+        `review` plan, pull requests that its webhook tells of are reviewed on GitHub."""
         body = {
             "name": name,
             "url": url,
@@ -149,6 +155,7 @@ class AsyncRemotes:
             "github_app": None if github_app is None else github_app.model_dump(),
             "poll_s": poll_s,
             "hook_secret": hook_secret,
+            "review": None if review is None else validation.review_plan(review).model_dump(mode="json"),
         }
         answer = await self._transport.request("POST", self._path, body=body)
         return wire.parse(RemoteCreated, answer.content)
@@ -159,6 +166,16 @@ class AsyncRemotes:
 
     async def get(self, name: str = "origin") -> RemoteInfo:
         answer = await self._transport.request("GET", f"{self._path}/{wire.segment(name)}")
+        return wire.parse(RemoteInfo, answer.content)
+
+    async def update(self, name: str, /, **changes: Any) -> RemoteInfo:
+        """Change its `name`, `url`, `direction`, `branches`, `tags`, `username`, `secret`, `github_app`, `poll_s`,
+        `hook_secret` or `review`. It is synced at once; at another url it is compared anew."""
+        body = {
+            key: value.model_dump(mode="json") if isinstance(value, Request) else value
+            for key, value in changes.items()
+        }
+        answer = await self._transport.request("PATCH", f"{self._path}/{wire.segment(name)}", body=body)
         return wire.parse(RemoteInfo, answer.content)
 
     async def delete(self, name: str = "origin") -> None:

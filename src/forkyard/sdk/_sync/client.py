@@ -33,6 +33,7 @@ from forkyard.models.volumes import CacheKind, Volume
 from forkyard.sdk import connect, validation, wire
 from forkyard.sdk._sync import runtime
 from forkyard.sdk._sync.builds import Builds
+from forkyard.sdk._sync.dev_servers import DevServers
 from forkyard.sdk._sync.domains import Domains
 from forkyard.sdk._sync.git import Git
 from forkyard.sdk._sync.identities import Identities
@@ -81,6 +82,7 @@ class Forkyard:
         self.snapshots = Snapshots(self._transport)
         self.builds = Builds(self._transport)
         self.images = Images(self._transport)
+        self.dev_servers = DevServers(self._transport)
         self.events = Events(self._transport)
         self.keys = Keys(self._transport)
         self.git = Git(self._transport)

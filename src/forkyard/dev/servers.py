@@ -1,0 +1,377 @@
+"""Dev servers: made of a repository, reloaded when it is pushed to, looked at, removed.
+
+Owns: the steps from a repository to a server that answers, and back: whatever was made for one that fails is removed. What
+runs is a service of a sandbox (`control.services`), so it sleeps, wakes and forks as that does; pushes come as deliveries
+of a trigger (`git.triggers`), so none is missed. Never does: guessing a command (`detection`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+import structlog
+
+from forkyard.control import services
+from forkyard.control.commands import Finished, run
+from forkyard.control.identities import Principal
+from forkyard.control.plane import ControlPlane
+from forkyard.dev.detection import MANIFESTS, READ, Setup, detect
+from forkyard.errors import (
+    DevServerFailed,
+    DevServerNotFound,
+    ForkyardError,
+    InvalidRequest,
+    NotFound,
+    StateConflict,
+)
+from forkyard.git.actions import CreateSandbox
+from forkyard.git.hosting import GitHosting
+from forkyard.git.repositories import Repo
+from forkyard.git.webhooks import Outcome
+from forkyard.guest.base import ExecSpec, Guest
+from forkyard.lifecycle import State
+from forkyard.models import SandboxCreate, SandboxInfo
+from forkyard.models.dev_servers import DevServerCreate, DevServerInfo
+from forkyard.models.git import GitSource, RepoCreate
+from forkyard.models.git_triggers import Action, DevServerAction, TriggerCreate
+from forkyard.models.specs import GitRepo, Service
+from forkyard.store.dev_servers import DevServerRecord
+from forkyard.store.triggers import DeliveryRecord, TriggerRecord
+
+log = structlog.get_logger(__name__)
+
+SERVICE = "dev-server"
+LABEL = "forkyard.dev-server"
+GIT_S = 600.0
+INSTALL_S = 3600.0
+_MAX_TEXT_BYTES = 2**20
+
+
+class DevServers:
+    def __init__(self, control: ControlPlane, hosting: GitHosting, make_sandbox: CreateSandbox) -> None:
+        self._control = control
+        self._hosting = hosting
+        self._make_sandbox = make_sandbox
+        self._store = control.ground.store
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._tasks: set[asyncio.Task[DevServerRecord]] = set()
+
+    async def start(self) -> None:
+        """What an earlier daemon had begun is removed: nobody waits for it any more."""
+        for record in await self._store.list_dev_servers():
+            if record.state == "starting":
+                for left in (await self._control.sandboxes.list(labels={LABEL: record.id})).items:
+                    await self._control.sandboxes.delete(left.id)
+                await self._remove(record)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ── create ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def create(self, request: DevServerCreate, by: Principal) -> DevServerInfo:
+        """Returns when it answers. It is made also if its caller goes away."""
+        now, server_id = datetime.now(UTC), "dev" + secrets.token_hex(8)
+        record = DevServerRecord(
+            server_id, request.name or server_id, by.id, request.model_dump(mode="json"), created_at=now, updated_at=now
+        )
+        await self._store.add_dev_server(record)
+        task = asyncio.create_task(self._create(record, request, by), name=f"dev server {server_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await self._info(await asyncio.shield(task))
+
+    async def _create(self, record: DevServerRecord, request: DevServerCreate, by: Principal) -> DevServerRecord:
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(self._remove_latest, record.id)
+            repo = await self._source(request, by, undo)
+            branch = request.branch or (await self._hosting.repositories.default_branch(repo) if repo else None)
+            sandbox = await self._machine(record, request, repo, branch)
+            await self._changed(record.id, sandbox_id=sandbox.id)
+            async with self._control.sandboxes.use(sandbox.id) as guest:
+                setup = await self._set_up(guest, request)
+                branch, sha = await _where(guest, request)
+                await services.put(guest, [self._service(request, setup)])
+            record = await self._changed(
+                record.id,
+                repo_id=None if repo is None else repo.id,
+                repo_url=request.repo or "" if repo is None else repo.record.name,
+                branch=branch,
+                sha=sha,
+                setup=asdict(setup),
+            )
+            if repo is not None and request.on_push != "ignore":
+                wanted = TriggerCreate(branches=[branch], action=DevServerAction(dev_server_id=record.id))
+                trigger = await self._hosting.triggers.create(repo, wanted, by)
+                await self._changed(record.id, trigger_id=trigger.id)
+            record = await self._changed(record.id, state="running")
+            undo.pop_all()
+        return record
+
+    async def _source(self, request: DevServerCreate, by: Principal, undo: contextlib.AsyncExitStack) -> Repo | None:
+        """The hosted repository it is made of. None: it is elsewhere."""
+        if request.template_repo is None:
+            name = self._hosting.clones.hosted_name(request.repo or "")
+            return None if name is None else await self._hosting.repositories.get(name)
+        template = self._hosting.clones.hosted_name(request.template_repo)
+        if template is None:
+            source = GitSource(url=request.template_repo)
+            made = await self._hosting.create(RepoCreate(name=request.repo, source=source), by)
+        else:
+            made = await self._hosting.copy(await self._hosting.repositories.get(template), request.repo)
+        undo.push_async_callback(self._hosting.delete, made)
+        return made
+
+    async def _machine(
+        self, record: DevServerRecord, request: DevServerCreate, repo: Repo | None, branch: str | None
+    ) -> SandboxInfo:
+        wanted = request.sandbox
+        identity = wanted.identity
+        if repo is not None and identity is None:
+            identity = await self._hosting.only(repo, "write")
+        clone = GitRepo(
+            repo.id if repo is not None else request.repo,
+            request.path,
+            branch,
+            user=request.user,
+            secret=request.secret if repo is None else None,
+        )
+        changes = {
+            "name": wanted.name or record.name,
+            "labels": {**wanted.labels, LABEL: record.id},
+            "identity": identity,
+            "git": [clone, *wanted.git],
+        }
+        # Checked again: another repository may want to be at the same path.
+        asked = SandboxCreate.model_validate({**dict(wanted), **changes})
+        given = wanted.model_fields_set | changes.keys()
+        asked.model_fields_set.intersection_update(given)
+        return await self._make_sandbox(asked, api_key_id=record.key_id)
+
+    async def _set_up(self, guest: Guest, request: DevServerCreate) -> Setup:
+        """Found out, and installed."""
+        names = [entry.name for entry in await guest.list_dir(request.path) if entry.type in ("file", "symlink")]
+        texts = {name: await _text(guest, f"{request.path}/{name}") for name in READ if name in names}
+        found = detect(names, texts, port=request.port, command=request.command)
+        install = found.install if request.install is None else request.install or None
+        if install is not None:
+            done = await self._run(guest, request, install, INSTALL_S)
+            if not done.ok:
+                raise DevServerFailed(f"`{install}` {done.why(INSTALL_S)}: {_last(done)}", log=done.tail)
+        return Setup(found.manager, install, found.command)
+
+    def _service(self, request: DevServerCreate, setup: Setup) -> Service:
+        return Service(
+            name=SERVICE,
+            exec=setup.command,
+            workdir=request.path,
+            user=request.user or "root",
+            env={**self._env(request), **request.env},
+            restart="always",
+            ready=_answers(request.port),
+            ready_timeout_s=request.ready_timeout_s,
+        )
+
+    def _env(self, request: DevServerCreate) -> dict[str, str]:
+        domain = self._control.previews.address.domain
+        allowed = {} if domain == "localhost" else {"__VITE_ADDITIONAL_SERVER_ALLOWED_HOSTS": f".{domain}"}
+        return {"PORT": str(request.port), "BROWSER": "none", **allowed}
+
+    async def _run(self, guest: Guest, request: DevServerCreate, command: str, timeout_s: float) -> Finished:
+        env = {**self._env(request), **request.env, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C.UTF-8"}
+        spec = ExecSpec(
+            command, cwd=request.path, env=env, user=request.user or "root", timeout_s=timeout_s, label=SERVICE
+        )
+        return await run(guest, spec)
+
+    # ── reload ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def reload(self, id_or_name: str, *, pushed: bool = False) -> DevServerInfo:
+        """To the head of its branch, and again if it is there already. What was changed in the sandbox is never lost: if it
+        is in the way, this fails."""
+        record = await self._record(id_or_name)
+        async with self._locks.setdefault(record.id, asyncio.Lock()):
+            record = await self._record(record.id)
+            if record.state != "running" or record.sandbox_id is None:
+                raise StateConflict(f"dev server {record.name} is not up yet; try again when it is")
+            request = DevServerCreate.model_validate(record.request)
+            try:
+                async with self._control.sandboxes.use(record.sandbox_id) as guest:
+                    changes = await self._reloaded(guest, record, request, pushed=pushed)
+            except ForkyardError as error:
+                await self._store.change_dev_server(record.id, error=error.message[:2000])
+                raise
+            return await self._info(await self._changed(record.id, error=None, **changes))
+
+    async def _reloaded(
+        self, guest: Guest, record: DevServerRecord, request: DevServerCreate, *, pushed: bool
+    ) -> dict[str, object]:
+        branch = shlex.quote(record.branch)
+        # Twice, for somebody in there may be fetching too.
+        fetch = f"git fetch -q origin {branch}"
+        script = f"{{ {fetch} 2>/dev/null || {{ sleep 1; {fetch}; }}; }} && git merge -q --ff-only FETCH_HEAD"
+        done = await self._run(guest, request, script, GIT_S)
+        if not done.ok:
+            raise DevServerFailed(
+                f"{request.path} cannot be brought to the head of {record.branch}: {' '.join(done.tail.split())[-1000:]}; "
+                "commit, stash or undo what was changed there",
+                log=done.tail,
+            )
+        _, sha = await _where(guest, request)
+        setup = Setup(**record.setup)
+        installs = bool(MANIFESTS.intersection(await self._changed_names(guest, request, record.sha)))
+        if installs:
+            setup = await self._set_up(guest, request)
+        if not pushed or installs or request.on_push == "restart" or setup.command != record.setup["command"]:
+            await services.put(guest, [self._service(request, setup)])
+        return {"sha": sha, "setup": asdict(setup)}
+
+    async def _changed_names(self, guest: Guest, request: DevServerCreate, since: str) -> Sequence[str]:
+        done = await self._run(guest, request, f"git diff --name-only {shlex.quote(since)} HEAD --", GIT_S)
+        # If it cannot be told any more, everything may have changed.
+        return done.tail.splitlines() if done.ok else list(MANIFESTS)
+
+    async def perform(self, _trigger: TriggerRecord, action: Action, _delivery: DeliveryRecord) -> Outcome:
+        """Of a trigger."""
+        assert isinstance(action, DevServerAction)
+        began = time.monotonic()
+        try:
+            info = await self.reload(action.dev_server_id, pushed=True)
+        except ForkyardError as error:
+            took_ms = round((time.monotonic() - began) * 1000, 1)
+            return Outcome(False, took_ms, error=error.message, retry=error.retryable)
+        return Outcome(True, round((time.monotonic() - began) * 1000, 1), response=f"{info.url} serves {info.sha}")
+
+    # ── look, remove ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def get(self, id_or_name: str) -> DevServerInfo:
+        return await self._info(await self._record(id_or_name))
+
+    async def list(self) -> list[DevServerInfo]:
+        found = []
+        for record in await self._store.list_dev_servers():
+            with contextlib.suppress(NotFound):
+                if record.state == "running":
+                    found.append(await self._info(record))
+        return found
+
+    async def logs(self, id_or_name: str, lines: int) -> str:
+        record = await self._record(id_or_name)
+        if record.sandbox_id is None:
+            return ""
+        return (await self._control.services.logs(record.sandbox_id, SERVICE, lines)).log
+
+    async def delete(self, id_or_name: str) -> None:
+        """With its sandbox. The repository stays."""
+        record = await self._record(id_or_name)
+        async with self._locks.setdefault(record.id, asyncio.Lock()):
+            await self._remove(record)
+        self._locks.pop(record.id, None)
+
+    async def _remove_latest(self, server_id: str) -> None:
+        record = await self._store.dev_server(server_id)
+        if record is not None:
+            await self._remove(record)
+
+    async def _remove(self, record: DevServerRecord) -> None:
+        if record.trigger_id is not None and record.repo_id is not None:
+            with contextlib.suppress(NotFound):
+                repo = await self._hosting.repositories.get(record.repo_id)
+                await self._hosting.triggers.delete(repo, record.trigger_id)
+        if record.sandbox_id is not None:
+            with contextlib.suppress(NotFound):
+                await self._control.sandboxes.delete(record.sandbox_id)
+        await self._store.remove_dev_server(record.id)
+
+    async def _record(self, id_or_name: str) -> DevServerRecord:
+        record = await self._store.dev_server(id_or_name)
+        if record is None:
+            raise DevServerNotFound(
+                f"there is no dev server {id_or_name!r}; `forkyard dev ls` lists those there are", id=id_or_name
+            )
+        return record
+
+    async def _changed(self, server_id: str, **changes: object) -> DevServerRecord:
+        record = await self._store.change_dev_server(server_id, **changes)
+        if record is None:
+            raise DevServerNotFound(f"dev server {server_id!r} was deleted meanwhile")
+        return record
+
+    async def _info(self, record: DevServerRecord) -> DevServerInfo:
+        """Of one whose sandbox was deleted there is nothing left but its record, which goes now."""
+        request = DevServerCreate.model_validate(record.request)
+        sandbox = None
+        if record.sandbox_id is not None:
+            with contextlib.suppress(NotFound):
+                sandbox = await self._control.sandboxes.get(record.sandbox_id)
+        if sandbox is None or sandbox.state is State.DELETED:
+            if record.state == "running":
+                await self._remove(record)
+            raise DevServerNotFound(f"the sandbox of dev server {record.name} is not there", id=record.id)
+        address = self._control.previews.address
+        return DevServerInfo(
+            id=record.id,
+            name=record.name,
+            repo_id=record.repo_id,
+            repo_url=record.repo_url,
+            branch=record.branch,
+            sandbox_id=sandbox.id,
+            sandbox_state=sandbox.state,
+            url=address.url(sandbox.id, request.port),
+            port=request.port,
+            path=request.path,
+            manager=record.setup.get("manager"),
+            install=record.setup.get("install"),
+            command=str(record.setup.get("command", "")),
+            on_push=request.on_push,
+            sha=record.sha,
+            error=record.error,
+            created_at=record.created_at,
+            updated_at=record.updated_at,
+        )
+
+
+async def _where(guest: Guest, request: DevServerCreate) -> tuple[str, str]:
+    """The branch and the commit of the clone."""
+    spec = ExecSpec(
+        "git symbolic-ref -q --short HEAD; git rev-parse -q --verify HEAD",
+        cwd=request.path,
+        user=request.user or "root",
+        timeout_s=GIT_S,
+        label=SERVICE,
+    )
+    lines = (await run(guest, spec)).tail.split()
+    if len(lines) != 2:
+        raise InvalidRequest(
+            f"{request.branch or request.repo!r} is no branch with a commit, and only a branch can be served",
+            field="branch",
+        )
+    return lines[0], lines[1]
+
+
+async def _text(guest: Guest, path: str) -> str:
+    data = b""
+    async with guest.read_file(path, length=_MAX_TEXT_BYTES) as chunks:
+        async for chunk in chunks:
+            data += chunk
+    return data.decode("utf-8", "replace")
+
+
+def _answers(port: int) -> str:
+    """Any answer will do: that of a server whose first page is broken is to be seen too. Before it listens it is asked
+    without starting a program, for that is when it needs the processor itself."""
+    return f"(exec 3<>/dev/tcp/127.0.0.1/{port}) && curl -s -o /dev/null --max-time 20 http://127.0.0.1:{port}/"
+
+
+def _last(done: Finished) -> str:
+    lines = done.tail.strip().splitlines()
+    return lines[-1][:500] if lines else "it printed nothing"

@@ -1,0 +1,140 @@
+"""Dev servers: repositories that are installed and served, and reloaded when they are pushed to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from forkyard.models import Page, SandboxInfo
+from forkyard.models.dev_servers import DevServerInfo, DevServerLogs, OnPush
+from forkyard.sdk import validation, wire
+from forkyard.sdk._async.sandbox import AsyncSandbox
+from forkyard.sdk._async.transport import AsyncTransport
+from forkyard.sdk.spec import checked
+
+
+class AsyncDevServer:
+    """A repository that is served from a sandbox. Leaving its `with` block deletes it."""
+
+    def __init__(self, transport: AsyncTransport, info: DevServerInfo) -> None:
+        self._transport = transport
+        self._path = f"/dev-servers/{wire.segment(info.id)}"
+        self.info = info
+        """As the daemon last reported it; `refresh()` asks again."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(id={self.id!r}, url={self.url!r})"
+
+    @property
+    def id(self) -> str:
+        return self.info.id
+
+    @property
+    def url(self) -> str:
+        """Its preview."""
+        return self.info.url
+
+    async def sandbox(self) -> AsyncSandbox:
+        """The machine it runs in: to look around, to fork it with the server running."""
+        answer = await self._transport.request("GET", f"/sandboxes/{wire.segment(self.info.sandbox_id)}")
+        return AsyncSandbox(self._transport, wire.parse(SandboxInfo, answer.content))
+
+    async def refresh(self) -> DevServerInfo:
+        return await self._asked("GET", self._path)
+
+    async def reload(self) -> DevServerInfo:
+        """Fetch the head of its branch, install if a manifest has changed, restart. `DevServerFailed` if changes in the
+        sandbox are in the way."""
+        return await self._asked("POST", f"{self._path}/reload", timeout_s=wire.CREATE_S)
+
+    async def logs(self, *, lines: int = 100) -> str:
+        """The end of what it has printed."""
+        answer = await self._transport.request("GET", f"{self._path}/logs", params={"lines": lines})
+        return wire.parse(DevServerLogs, answer.content).log
+
+    async def delete(self) -> None:
+        """With its sandbox. The repository stays."""
+        await self._transport.request("DELETE", self._path, timeout_s=wire.CHANGE_S)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.delete()
+
+    async def _asked(self, method: str, path: str, timeout_s: float = wire.ANSWER_S) -> DevServerInfo:
+        answer = await self._transport.request(method, path, timeout_s=timeout_s)
+        self.info = wire.parse(DevServerInfo, answer.content)
+        return self.info
+
+
+class AsyncDevServers:
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
+
+    async def create(
+        self,
+        repo: str | None = None,
+        *,
+        template_repo: str | None = None,
+        branch: str | None = None,
+        command: str | None = None,
+        install: str | None = None,
+        port: int = 3000,
+        path: str = "/repo",
+        user: str | None = None,
+        env: Mapping[str, str] | None = None,
+        on_push: OnPush = "restart",
+        secret: str | None = None,
+        name: str | None = None,
+        ready_timeout_s: float = 300.0,
+        sandbox: Mapping[str, Any] | None = None,
+        timeout_s: float = wire.CREATE_S,
+    ) -> AsyncDevServer:
+        """Serve a repository: a hosted one (its name), or a url. Returns when it answers.
+
+        With `template_repo` (hosted, or a url), `repo` is made of it first. How to install and start it is found out from
+        its files (bun, pnpm, yarn, npm, uv, pip), unless `install` or `command` say so; it is told its `port` as $PORT. A
+        push to its `branch` reloads it: `restart`, `pull` (for servers that see changed files themselves), or `ignore`.
+        `sandbox`: of the machine, as for `sandboxes.create`: `memory_mib`, `spec`, `network`, `secrets` …
+        """
+        wanted = {"persistence": "persistent", **(sandbox or {})}
+        if wanted.get("spec") is not None:
+            wanted["spec"] = checked(wanted["spec"])
+        if wanted.get("network") is not None:
+            wanted["network"] = validation.network_policy(wanted["network"])
+        request = validation.dev_server_create(
+            repo=repo,
+            template_repo=template_repo,
+            branch=branch,
+            command=command,
+            install=install,
+            port=port,
+            path=path,
+            user=user,
+            env=dict(env or {}),
+            on_push=on_push,
+            secret=secret,
+            name=name,
+            ready_timeout_s=ready_timeout_s,
+            sandbox=wanted,
+        )
+        body = request.model_dump(mode="json", exclude_unset=True)
+        answer = await self._transport.request("POST", "/dev-servers", body=body, timeout_s=timeout_s)
+        return AsyncDevServer(self._transport, wire.parse(DevServerInfo, answer.content))
+
+    async def get(self, id_or_name: str) -> AsyncDevServer:
+        answer = await self._transport.request("GET", f"/dev-servers/{wire.segment(id_or_name)}")
+        return AsyncDevServer(self._transport, wire.parse(DevServerInfo, answer.content))
+
+    async def list(self) -> list[AsyncDevServer]:
+        """Newest first."""
+        answer = await self._transport.request("GET", "/dev-servers")
+        return [AsyncDevServer(self._transport, info) for info in wire.parse(Page[DevServerInfo], answer.content).items]
+
+    async def delete(self, id_or_name: str) -> None:
+        """With its sandbox. The repository stays."""
+        await self._transport.request("DELETE", f"/dev-servers/{wire.segment(id_or_name)}", timeout_s=wire.CHANGE_S)
