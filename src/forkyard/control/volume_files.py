@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import structlog
 
 from forkyard.control.sandboxes import Sandboxes
-from forkyard.control.volumes import Volumes
+from forkyard.control.volumes import FILES_LABEL, Volumes
 from forkyard.errors import ForkyardError
 from forkyard.guest.base import Guest
 from forkyard.models import FileInfo, SandboxCreate
@@ -21,7 +21,6 @@ from forkyard.models.volumes import Volume
 
 log = structlog.get_logger(__name__)
 
-LABEL = "forkyard.volume"
 #: It is deleted after this, whatever happens to the daemon.
 MACHINE_TTL_S = 24 * 3600.0
 _ROOT = "/volume"
@@ -41,7 +40,7 @@ class VolumeFiles:
         mode: Volume = Volume(record.name, mode="rw" if write else "ro", version=version)
         wanted = SandboxCreate(
             name=f"files of {record.name}",
-            labels={LABEL: record.id},
+            labels={FILES_LABEL: record.id},
             volumes={_ROOT: mode},
             persistence="ephemeral",
             ttl_s=MACHINE_TTL_S,
@@ -58,7 +57,7 @@ class VolumeFiles:
     async def sweep(self) -> None:
         """Machines that a daemon before this one did not come to remove."""
         for info in (await self._sandboxes.list(limit=1000)).items:
-            if LABEL in info.labels:
+            if FILES_LABEL in info.labels:
                 try:
                     await self._sandboxes.delete(info.id)
                 except ForkyardError as error:

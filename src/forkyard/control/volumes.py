@@ -38,6 +38,8 @@ log = structlog.get_logger(__name__)
 MAKE_DEADLINE_S = 300.0
 COMMIT_DEADLINE_S = 600.0
 CACHE_MIB = 4096
+#: Of a machine that reads or writes files of a volume (`volume_files`).
+FILES_LABEL = "forkyard.volume"
 #: Where caches are, and the variable that tells the client so.
 CACHE_DIR = "/var/cache/forkyard"
 CACHE_VARIABLES = {"pip": "PIP_CACHE_DIR", "npm": "npm_config_cache"}
@@ -233,7 +235,9 @@ class Volumes:
         users: dict[str, list[str]] = {}
         states = [state for state in State if state is not State.DELETED]
         for record in await self._ground.store.list_sandboxes(states=states):
-            for one in record.volumes if _has_machine(record) else ():
+            # One that only reads files for somebody is on its way out, and has a copy.
+            reads = FILES_LABEL in record.labels and all(one.mode == "ro" for one in record.volumes)
+            for one in record.volumes if _has_machine(record) and not reads else ():
                 users.setdefault(one.volume_id, []).append(record.id)
         return users
 
