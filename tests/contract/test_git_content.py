@@ -597,3 +597,25 @@ def test_the_command_line_makes_a_url_that_git_can_use_at_once(yard: GitYard) ->
     assert yard.cli("git", "search", "from-cli", "two")["total_matches"] == 1
     assert yard.cli("git", "url", "from-cli", "--read", "--expires", "1h")["permission"] == "read"
     assert yard.cli("git", "rm", "from-cli") == {"deleted": ["from-cli"]}
+
+
+def test_branches_tags_picks_and_archives_by_the_command_line(repo: Repo, yard: GitYard, tmp_path: Path) -> None:
+    def git(*args: str) -> str:
+        done = yard.daemon.cli("git", *args)
+        assert done.returncode == 0, done.stderr
+        return str(done.stdout)
+
+    name = repo.name
+    git("branch", "create", name, "topic")
+    sha = repo.commit("On a topic", {"topic.txt": "x"}, branch="topic").sha
+    assert "topic" in git("branch", "ls", name)
+    picked = git("cherry-pick", name, sha).strip()
+    assert repo.branch(repo.info.default_branch).sha == picked
+    git("tag", "create", name, "v9", "topic", "-m", "nine")
+    assert "v9" in git("tag", "ls", name)
+    archive = tmp_path / "files.zip"
+    git("archive", name, "v9", "-o", str(archive))
+    assert any(entry.endswith("topic.txt") for entry in zipfile.ZipFile(archive).namelist())
+    git("tag", "rm", name, "v9")
+    git("branch", "rm", name, "topic")
+    assert "topic" not in git("branch", "ls", name) and "v9" not in git("tag", "ls", name)

@@ -354,6 +354,25 @@ def test_a_blob_over_quota_is_refused_and_the_client_hears_why(yard: GitYard) ->
     yard.fsck(repo)
 
 
+def test_pushes_at_the_same_time_do_not_exceed_the_quota_together(yard: GitYard) -> None:
+    """Each would fit alone."""
+    repo = yard.repo("shared", quota_mib=4, source={"type": "files", "files": [{"path": "a", "content": "a"}]})
+    works = [yard.clone("shared", f"shared-{number}") for number in range(4)]
+    for number, work in enumerate(works):
+        yard.run("checkout", "--quiet", "-b", f"b{number}", cwd=work)
+        yard.commit(work, {f"big-{number}": os.urandom(2 * 2**20)})
+    with ThreadPoolExecutor(4) as pool:
+        pushes = [
+            pool.submit(yard.run, "push", "--quiet", "origin", f"b{number}", cwd=work, check=False)
+            for number, work in enumerate(works)
+        ]
+        codes = [push.result().returncode for push in pushes]
+    assert codes.count(0) in (0, 1)
+    with yard.api as api:
+        assert api.get("/git/repos/shared").json()["size_bytes"] <= 4 * 2**20 + 2**17
+    yard.fsck(repo)
+
+
 def test_of_300_megabytes_over_quota_nothing_stays(yard: GitYard) -> None:
     repo = yard.repo("tiny", quota_mib=10)
     stored = zlib.compressobj(0)

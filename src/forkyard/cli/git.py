@@ -1,4 +1,5 @@
-"""`git create | ls | show | url | set | rm | log | cat | commit | compare | merge | search | triggers | remotes | sync`."""
+"""`git create | ls | show | url | set | rm | log | cat | commit | compare | merge | search`, and what `cli.git_refs` and
+`cli.git_triggers` add."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import IO, Literal
 
 import click
 
-from forkyard.cli import git_triggers, show
+from forkyard.cli import git_refs, git_triggers, show
 from forkyard.cli.app import App, Verb, pass_app, seconds
 
 #: How long the token in the URL of a new repository is good.
@@ -21,7 +22,10 @@ def git_command() -> None:
     """Repositories that this daemon hosts. Where a command wants a REPO, its name or id will do."""
 
 
-for _more in (git_triggers.triggers, git_triggers.remotes, git_triggers.sync):
+for _more in (
+    *(git_refs.branch, git_refs.tag, git_refs.cherry_pick, git_refs.archive),
+    *(git_triggers.triggers, git_triggers.remotes, git_triggers.sync),
+):
     git_command.add_command(_more)
 
 

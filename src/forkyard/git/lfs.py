@@ -53,10 +53,10 @@ class Lfs:
         digest, size = hashlib.sha256(), 0
         file = await asyncio.to_thread(_scratch, repo.lfs)
         try:
-            async with self._repositories.writing(repo):
+            async with self._repositories.writing(repo) as room:
                 async for chunk in chunks:
                     size += len(chunk)
-                    if size > repo.room_bytes:
+                    if not room.take(len(chunk)):
                         raise full(repo, size)
                     await asyncio.to_thread(_add, file, digest, chunk)
                 if digest.hexdigest() != oid:

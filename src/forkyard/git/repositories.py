@@ -52,6 +52,18 @@ class Repo:
         return max(0, self.record.quota_bytes - self.record.size_bytes)
 
 
+class Room:
+    """What is left of a quota for those who write to a repository at the same time."""
+
+    def __init__(self, left_bytes: int) -> None:
+        self.left_bytes = left_bytes
+
+    def take(self, size_bytes: int, *, slack_bytes: int = 0) -> bool:
+        """False: that was too much."""
+        self.left_bytes -= size_bytes
+        return self.left_bytes >= -slack_bytes
+
+
 @dataclass(frozen=True)
 class RefChange:
     ref: str
@@ -70,6 +82,7 @@ class Repositories:
         self._root = root
         self._quota_bytes = quota_bytes
         self._writers: dict[str, int] = {}
+        self._rooms: dict[str, Room] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         #: Called after every change of refs, however it came about, with the id of who made it.
         self.on_push: list[Pushed] = []
@@ -202,15 +215,17 @@ class Repositories:
     # ── being written to ─────────────────────────────────────────────────────────────────────────────────────────
 
     @contextlib.asynccontextmanager
-    async def writing(self, repo: Repo) -> AsyncIterator[None]:
-        """While anybody is in here, no clean-up begins. Afterwards its size is taken again."""
+    async def writing(self, repo: Repo) -> AsyncIterator[Room]:
+        """While anybody is in here, no clean-up begins. Those who are in here at once share what room there is."""
         self._writers[repo.id] = self._writers.get(repo.id, 0) + 1
+        room = self._rooms.setdefault(repo.id, Room(repo.room_bytes))
         try:
-            yield
+            yield room
         finally:
             self._writers[repo.id] -= 1
             if not self._writers[repo.id]:
                 del self._writers[repo.id]
+                self._rooms.pop(repo.id, None)
 
     def is_written(self, repo: Repo) -> bool:
         return repo.id in self._writers

@@ -19,7 +19,7 @@ import structlog
 
 from forkyard.errors import HostFailure, OperationTimeout
 from forkyard.git.process import Git, end
-from forkyard.git.repositories import RefChange, Repo, Repositories
+from forkyard.git.repositories import RefChange, Repo, Repositories, Room
 
 log = structlog.get_logger(__name__)
 
@@ -33,6 +33,8 @@ _CHUNK_BYTES = 2**18
 _MAX_HEADER_BYTES = 2**14
 #: What is still read of a push that git has refused, so that its client gets to hear why.
 MAX_DRAIN_BYTES = 2**30
+#: A push is a little more than its pack; of one that is too large by itself git shall be the one to say so.
+_SLACK_BYTES = 2**16
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,11 @@ class Transfer:
                 async with self._backend(repo, ask, body, {}) as answer:
                     yield answer, changes
                 return
-            async with self._repositories.writing(repo):
+            async with self._repositories.writing(repo) as room:
                 with tempfile.NamedTemporaryFile(prefix="push-", dir=repo.path) as received:
                     try:
-                        async with self._backend(repo, ask, body, {"FORKYARD_RECEIVED": received.name}) as answer:
+                        extra = {"FORKYARD_RECEIVED": received.name}
+                        async with self._backend(repo, ask, body, extra, room) as answer:
                             yield answer, changes
                     finally:
                         text = await asyncio.to_thread(Path(received.name).read_text, "utf-8", "replace")
@@ -94,11 +97,12 @@ class Transfer:
 
     @contextlib.asynccontextmanager
     async def _backend(
-        self, repo: Repo, ask: Ask, body: AsyncIterator[bytes], extra: Mapping[str, str]
+        self, repo: Repo, ask: Ask, body: AsyncIterator[bytes], extra: Mapping[str, str], room: Room | None = None
     ) -> AsyncIterator[Answer]:
-        env = self._git.env({**_cgi(repo, ask), **extra}, _limits(repo, ask))
+        limits = {} if room is None else {"receive.maxInputSize": str(max(1, room.left_bytes))}
+        env = self._git.env({**_cgi(repo, ask), **extra}, limits)
         async with self._git.process(repo.path, "http-backend", stdin=asyncio.subprocess.PIPE, env=env) as process:
-            feeding = asyncio.create_task(_feed(process, body, ask))
+            feeding = asyncio.create_task(_feed(process, body, ask, room))
             errors = asyncio.create_task(_errors(process))
             try:
                 status, headers = await _headers(process)
@@ -135,14 +139,9 @@ def _cgi(repo: Repo, ask: Ask) -> dict[str, str]:
     return {name: value for name, value in given.items() if value}
 
 
-def _limits(repo: Repo, ask: Ask) -> dict[str, str]:
-    if ask.service == "git-upload-pack":
-        return {}
-    return {"receive.maxInputSize": str(max(1, repo.room_bytes))}
-
-
-async def _feed(process: asyncio.subprocess.Process, body: AsyncIterator[bytes], ask: Ask) -> None:
-    """A client that goes away during a fetch ends it; during a push git sees the end of the input and drops it."""
+async def _feed(process: asyncio.subprocess.Process, body: AsyncIterator[bytes], ask: Ask, room: Room | None) -> None:
+    """A client that goes away during a fetch ends it; during a push git sees the end of the input and drops it. So it does
+    if several pushes together are too much: git itself knows only how large one may be."""
     stdin = process.stdin
     assert stdin is not None
     refused_bytes = 0
@@ -153,9 +152,12 @@ async def _feed(process: asyncio.subprocess.Process, body: AsyncIterator[bytes],
                 if refused_bytes > MAX_DRAIN_BYTES:
                     return
                 continue
+            fits = room is None or room.take(len(chunk), slack_bytes=_SLACK_BYTES)
             try:
                 stdin.write(chunk)
                 await stdin.drain()
+                if not fits:
+                    stdin.close()
             except (BrokenPipeError, ConnectionResetError):
                 stdin.close()
     except Gone:
