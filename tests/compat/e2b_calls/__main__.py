@@ -7,6 +7,7 @@ did. Everything happens below the directory COMPAT_DIR: sandboxes of this test a
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import sys
@@ -30,6 +31,8 @@ def main() -> None:
         return
     from importlib.metadata import version
 
+    # Old clients stand still for ever if a stream that nobody reads any more is collected while they hold a lock.
+    gc.disable()
     ours, yard = _number(version("e2b")), Yard()
     for name, since, check in CALLS:
         if _number(since) > ours:

@@ -74,7 +74,7 @@ def _(y: Yard) -> None:
     assert made.kill()
 
 
-@call("Template.build: from_dockerfile")
+@call("Template.build: from_dockerfile", "2.20")
 def _(y: Yard) -> None:
     dockerfile = f"FROM python:3.12\nENV SAID=yes\nWORKDIR {y.dir}\nRUN echo $SAID > said.txt\nUSER root\n"
     _build(y, y.e2b.Template().from_dockerfile(dockerfile), f"{y.template}-docker")
