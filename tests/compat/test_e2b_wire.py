@@ -210,6 +210,12 @@ def test_what_is_not_served_says_so(api: httpx.Client, method: str, path: str) -
     assert _is_error(answer)
 
 
+@pytest.mark.parametrize("field", ["iam", "mcp"])
+def test_a_field_that_is_not_served_says_so(api: httpx.Client, field: str) -> None:
+    answer = api.post("/sandboxes", json={"templateID": "base", field: {"any": "thing"}})
+    assert (answer.status_code, answer.json()["message"]) == (400, f"{field} is not served here yet; leave it out")
+
+
 def test_another_port_of_a_sandbox_is_not_open(envd: httpx.Client) -> None:
     answer = envd.get("/", headers={"E2b-Sandbox-Port": "3000"})
     assert answer.status_code == 502
@@ -244,6 +250,7 @@ _fields = [
     "network",
     "volumeMounts",
     "iam",
+    "mcp",
     "memory",
     "duration",
     "count",

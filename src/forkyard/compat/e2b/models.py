@@ -63,6 +63,7 @@ class NewSandbox(Body):
     network: Network | None = None
     volumes: list[VolumeMount] = Field(default_factory=list, alias="volumeMounts", max_length=4)
     iam: dict[str, Any] | None = None
+    mcp: dict[str, Any] | None = None
 
 
 class SetTimeout(Body):

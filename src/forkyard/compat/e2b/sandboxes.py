@@ -58,8 +58,9 @@ class Sandboxes:
 
     async def _create(self, request: Request, default_timeout_s: int) -> Response:
         body = await models.read(request, models.NewSandbox)
-        if body.iam:
-            raise Refused(400, "iam is not served here yet; leave it out")
+        for name in ("iam", "mcp"):
+            if getattr(body, name):
+                raise Refused(400, f"{name} is not served here yet; leave it out")
         key = request.headers.get("idempotency-key")
         if key is not None and _IDEMPOTENCY_KEY.fullmatch(key) is None:
             raise Refused(400, "Idempotency-Key has 1 to 255 of a-z, 0-9 and -")
