@@ -27,7 +27,7 @@ setup-tests:
 	@scripts/setup --tests
 
 test-fast: ## Tests without VMs: pure modules, agent on the host, API and SDK on a fake host
-	@$(PYTEST) tests/unit tests/contract tests/compat/test_e2b_wire.py
+	@$(PYTEST) tests/unit tests/contract tests/compat/test_e2b_wire.py tests/compat/test_freestyle_wire.py
 
 test-vm: ## Tests on real VMs, and in a browser
 	@$(PYTEST) tests/integration tests/vm tests/web
