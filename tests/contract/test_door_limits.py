@@ -45,7 +45,7 @@ async def test_a_rate_is_kept(world: World) -> None:
     writer.write(b"\0" * 200_000)
     await reader.readexactly(200_000)
     # 400 kB both ways, of which 100 kB were free.
-    assert time.monotonic() - began_s > 0.6
+    assert 0.6 < time.monotonic() - began_s < 2
 
 
 async def test_too_many_connections_in_a_minute_are_refused(world: World) -> None:
@@ -123,5 +123,5 @@ async def test_a_guest_that_does_not_say_whose_it_is_is_served_all_the_same(worl
     world.start(world.network(allow("good.example")))
     began_s = time.monotonic()
     assert b"200 OK" in await world.exchange(GOOD, 80, get("good.example"))
-    assert time.monotonic() - began_s < 30
+    assert time.monotonic() - began_s < 1
     assert (await world.record()).exec_id is None

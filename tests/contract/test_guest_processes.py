@@ -76,7 +76,7 @@ async def test_every_process_of_an_exec_is_in_its_cgroup_from_the_start(guest: G
 async def test_a_daemon_started_by_a_command_outlives_it_and_can_still_be_killed(guest: Guest) -> None:
     stdout, _, ended = await run(guest, "sleep 60 & echo $!")
     pid = int(stdout)
-    assert ended.exit_code == 0 and ended.duration_ms < 30_000  # what it started takes longer
+    assert ended.exit_code == 0 and ended.duration_ms < 5_000  # what it started takes longer
     assert alive(pid)
     (info,) = await guest.execs()
     assert not info.running

@@ -277,6 +277,13 @@ async def test_records_are_paged_and_filtered_also_after_the_end(world: World) -
     assert (await world.client.get("/sandboxes/x" + "0" * 19 + "/egress")).status_code == 404
 
 
+async def test_what_has_just_been_recorded_is_there_when_it_is_asked_for(world: World) -> None:
+    sandbox_id = (await created(world))["id"]
+    world.control.egress.take(record(sandbox_id, name="a.test"))
+    found = (await world.client.get(f"/sandboxes/{sandbox_id}/egress")).json()["items"]
+    assert [one["name"] for one in found] == ["a.test"]
+
+
 async def test_only_the_newest_records_are_kept(world: World) -> None:
     sandbox_id, other = await world.sandbox(), await world.sandbox()
     store = world.control.ground.store

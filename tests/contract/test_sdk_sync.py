@@ -166,7 +166,7 @@ def test_a_process_is_found_again_by_its_id(fy: Forkyard, sbx: Sandbox) -> None:
     started = time.monotonic()
     with pytest.raises(OperationTimeout):
         again.wait(timeout_s=0.3)
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 5
     again.kill()
     assert again.wait(timeout_s=20).signal == 9
     assert not process.info().running

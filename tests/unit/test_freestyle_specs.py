@@ -131,12 +131,19 @@ def test_lines_of_a_dockerfile_are_joined_and_comments_left_out() -> None:
         'FROM debian\n# no\nRUN apt-get update \\\n  # nor this\n  && true\nRUN ["echo", "a b"]\nWORKDIR /srv\nUSER bob'
     )
     found = dockerfile.instructions(text)
-    assert [(one.kind, one.value.replace("\n", " ")) for one in found] == [
-        ("run", "apt-get update    && true"),
+    assert [(one.kind, " ".join(one.value.split())) for one in found] == [
+        ("run", "apt-get update && true"),
         ("run", "echo 'a b'"),
         ("workdir", "/srv"),
         ("user", "bob"),
     ]
+
+
+def test_a_dockerfile_is_read_as_those_of_other_specs_are() -> None:
+    text = 'FROM debian\nARG V=1\nENV A="x $V"\nRUN python3 <<EOF\nprint(1)\nEOF\nWORKDIR /srv/$V'
+    found = dockerfile.instructions(text)
+    assert [one.env for one in found[:2]] == [(("V", "1"),), (("A", "x 1"),)]
+    assert [one.value for one in found[2:]] == ["python3 <<EOF\nprint(1)\nEOF", "/srv/1"]
 
 
 @pytest.mark.parametrize("text", ["FROM alpine", "FROM debian\nCOPY a b", "RUN <<EOF\nx", "FROM debian\nRUN x \\"])

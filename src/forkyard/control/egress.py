@@ -25,6 +25,7 @@ log = structlog.get_logger(__name__)
 MAX_FOLLOWERS = 256
 BATCH = 500
 FLUSH_AFTER_S = 0.1
+WAIT_FOR_WRITTEN_S = 1.0
 #: More than these wait to be written: the consumer waits too, and the host drops what comes meanwhile.
 MAX_UNWRITTEN = 5000
 EVENT_EVERY_S = 60.0
@@ -123,6 +124,8 @@ class Egress:
     ) -> Page[EgressRecord]:
         """Oldest first; `next_cursor` is the `after` of the next page. Also of a sandbox that has ended."""
         await self._ground.record(sandbox_id)
+        if self._flusher is not None:  # whoever asks has often just seen what he asks about
+            await asyncio.wait([self._flusher], timeout=WAIT_FOR_WRITTEN_S)
         found = await self._ground.store.list_egress(
             sandbox_id, exec_id=exec_id, kind=kind, verdict=verdict, after=after, limit=limit + 1
         )

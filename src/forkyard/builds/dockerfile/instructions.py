@@ -129,7 +129,7 @@ class Compiler:
                 continue
             if flag not in ("network", "security") or value not in ("default", "sandbox"):
                 raise one.wrong(f"--{flag}={value} is not supported; COPY what it needs, or take it out")
-        command = one.json() or [*self._shell, _script(one)]
+        command = one.json() or [*self._shell, script(one)]
         env = {name: value for name, value in self._args.items() if name not in self.config.env}
         self._kept(one, Step(run=RunStep(command=command, env=env)))
 
@@ -197,7 +197,7 @@ class Compiler:
     def _env(self, one: Instruction) -> None:
         variables = self._variables()
         found = {}
-        for name, value in _pairs(one):
+        for name, value in pairs(one):
             if not _NAME.match(name):
                 raise one.wrong(f"{name!r} cannot be the name of a variable")
             found[name] = put_in(one, value, variables)
@@ -235,8 +235,8 @@ class Compiler:
         self._set(one, expose=[self._expanded(one, word) for word in one.words()])
 
     def _label(self, one: Instruction) -> None:
-        pairs = _pairs(one)
-        self._set(one, labels={self._expanded(one, name): self._expanded(one, value) for name, value in pairs})
+        found = pairs(one)
+        self._set(one, labels={self._expanded(one, name): self._expanded(one, value) for name, value in found})
 
     def _maintainer(self, one: Instruction) -> None:
         self._set(one, labels={"maintainer": one.rest})
@@ -272,7 +272,7 @@ class Compiler:
         return put_in(one, word, self._variables())
 
 
-def _pairs(one: Instruction) -> list[tuple[str, str]]:
+def pairs(one: Instruction) -> list[tuple[str, str]]:
     """`name=value name="other value"`, or the old `name value`."""
     words = one.words()
     if "=" not in words[0]:
@@ -280,11 +280,11 @@ def _pairs(one: Instruction) -> list[tuple[str, str]]:
         if not value:
             raise one.wrong(f"{name} has no value; write {name}=value")
         return [(name, value)]
-    pairs = [word.partition("=") for word in split(one.rest, one.escape)]
-    for name, equals, _ in pairs:
+    split_up = [word.partition("=") for word in split(one.rest, one.escape)]
+    for name, equals, _ in split_up:
         if not equals:
             raise one.wrong(f"{name!r} has no `=`")
-    return [(name, value) for name, _, value in pairs]
+    return [(name, value) for name, _, value in split_up]
 
 
 def _expanded_text(one: Instruction, text: str, variables: Mapping[str, str]) -> str:
@@ -293,7 +293,7 @@ def _expanded_text(one: Instruction, text: str, variables: Mapping[str, str]) ->
     return put_in(one, quoted, variables)
 
 
-def _script(one: Instruction) -> str:
+def script(one: Instruction) -> str:
     """What the shell is given."""
     if not one.heredocs:
         return one.rest

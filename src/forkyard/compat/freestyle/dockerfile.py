@@ -1,22 +1,22 @@
-"""The base image of a spec: the text of a Dockerfile, as commands for a Debian machine. Pure.
+"""The base image of a spec: a Dockerfile as steps for a Debian machine. Pure.
 
 A machine is not an image. `RUN`, `ENV`, `WORKDIR` and `USER` are done; what only says how a container is started is left
-out; what needs files of the client's is refused.
+out; what needs files of the client's is refused. How a Dockerfile is read is `builds.dockerfile`'s.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass
 
+from forkyard.builds.dockerfile.instructions import arguments, pairs, put_in, script
+from forkyard.builds.dockerfile.parser import parse
 from forkyard.compat.freestyle.errors import Refused
+from forkyard.errors import InvalidDockerfile
 
 _BASE = re.compile(r"(docker\.io/)?(library/)?debian(:[A-Za-z0-9._-]+)?(@sha256:[0-9a-f]{64})?")
-_HEREDOC = re.compile(r"<<-?\s*(['\"]?)([A-Za-z_][A-Za-z0-9_]*)\1\s*$")
-_LEFT_OUT = frozenset({"CMD", "ENTRYPOINT", "EXPOSE", "LABEL", "HEALTHCHECK", "MAINTAINER", "STOPSIGNAL", "VOLUME"})
+_REFUSED = frozenset({"COPY", "ADD"})
 
 
 @dataclass(frozen=True)
@@ -29,79 +29,37 @@ class Instruction:
 
 
 def instructions(text: str) -> list[Instruction]:
+    try:
+        return _understood(text)
+    except InvalidDockerfile as error:
+        raise _wrong(error.message) from None
+
+
+def _understood(text: str) -> list[Instruction]:
+    if text.rstrip().endswith("\\"):
+        raise _wrong("the last line ends with a backslash")
     found: list[Instruction] = []
-    for word, rest in _statements(text):
-        if word == "FROM":
-            image = rest.split()[0] if rest.split() else ""
+    variables: dict[str, str] = {}
+    for one in parse(text):
+        if one.name == "FROM":
+            image = one.words()[0]
             if _BASE.fullmatch(image) is None:
                 raise _wrong(f"FROM {image[:100]}: machines are Debian; the base of an image is debian")
-        elif word == "RUN":
-            found.append(Instruction("run", _command(rest)))
-        elif word == "SHELL" or word in _LEFT_OUT:
-            continue
-        elif word in ("ENV", "ARG"):
-            found.append(Instruction("env", rest, tuple(_pairs(rest, word))))
-        elif word in ("WORKDIR", "USER"):
-            found.append(Instruction(word.lower(), rest))
-        else:
-            raise _wrong(f"{word[:40]} cannot be done here; a base image has FROM, RUN, ENV, ARG, WORKDIR and USER")
+        elif one.name == "RUN":  # its flags, --mount and the like, mean nothing here
+            words = one.json()
+            found.append(Instruction("run", script(one).strip() if words is None else shlex.join(words)))
+        elif one.name in ("ENV", "ARG"):
+            if one.name == "ARG":
+                env = tuple((name, value) for name, value in arguments(one, variables) if value is not None)
+            else:
+                env = tuple((name, put_in(one, value, variables)) for name, value in pairs(one))
+            variables.update(env)
+            found.append(Instruction("env", one.rest, env))
+        elif one.name in ("WORKDIR", "USER"):
+            found.append(Instruction(one.name.lower(), put_in(one, one.rest, variables)))
+        elif one.name in _REFUSED:
+            raise _wrong(f"{one.name} cannot be done here; a base image has FROM, RUN, ENV, ARG, WORKDIR and USER")
     return found
-
-
-def _statements(text: str) -> Iterator[tuple[str, str]]:
-    lines = iter(text.splitlines())
-    for line in lines:
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        statement = line.strip()
-        while statement.endswith("\\"):
-            following = next(lines, None)
-            if following is None:
-                raise _wrong("the last line ends with a backslash")
-            if not following.lstrip().startswith("#"):
-                statement = f"{statement[:-1]}\n{following.rstrip()}"
-        word, _, rest = statement.partition(" ")
-        marker = _HEREDOC.search(rest) if word.upper() == "RUN" else None
-        if marker is not None:
-            yield "RUN", f"{rest[: marker.start()]}{_heredoc(lines, marker[2])}".strip()
-        else:
-            yield word.upper(), rest.strip()
-
-
-def _heredoc(lines: Iterator[str], end: str) -> str:
-    body: list[str] = []
-    for line in lines:
-        if line.strip() == end:
-            return "\n".join(body)
-        body.append(line)
-    raise _wrong(f"a here-document has no end: {end} is missing")
-
-
-def _command(rest: str) -> str:
-    while rest.startswith("--"):  # --mount and the like: there is nothing of the kind here
-        rest = rest.partition(" ")[2].strip()
-    if rest.startswith("["):
-        try:
-            words = json.loads(rest)
-        except (ValueError, RecursionError):
-            return rest
-        if isinstance(words, list) and all(isinstance(word, str) for word in words):
-            return shlex.join(words)
-    return rest
-
-
-def _pairs(rest: str, word: str) -> Iterator[tuple[str, str]]:
-    try:
-        words = shlex.split(rest)
-    except ValueError:
-        raise _wrong(f"{word} {rest[:100]}: a quote is not closed") from None
-    if words and "=" not in words[0]:
-        if word == "ENV" and len(words) > 1:
-            yield words[0], rest.split(None, 1)[1]
-        return
-    for pair in words:
-        name, _, value = pair.partition("=")
-        yield name, value
 
 
 def _wrong(message: str) -> Refused:
