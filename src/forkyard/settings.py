@@ -94,7 +94,9 @@ class Settings(_FromEnvironment):
     vm_uid_count: int = Field(4096, ge=1, description="How many such user ids there are; also the most VMs at once.")
     tb_size_mib: int = Field(64, ge=8, le=1024, description="Translation cache of one VM under software emulation.")
     pool_size: int = Field(2, ge=0, description="Most machines kept ready per shape; 0 turns the warm pool off.")
-    pool_memory_mib: int = Field(1024, ge=0, description="Most memory that ready machines and hypervisors may take.")
+    pool_memory_mib: int = Field(
+        1024, ge=0, description="Most memory that ready machines and hypervisors of all shapes may take."
+    )
     pool_shells: int = Field(
         2,
         ge=0,

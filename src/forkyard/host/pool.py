@@ -1,9 +1,10 @@
 """Machines and shells made before anybody asks for them.
 
 Owns: parked machines (restored, used once, CPUs stopped) per shape, and warm shells (hypervisors without a machine) per
-base RAM. A create takes a parked machine, a fork or a resume a shell; whoever finds none makes its own. Refilled in the
-background, within limits: as many machines as lately were asked for, as many shells as lately were wanted at once. A
-parked machine has no owner: at hand-over it gets its identity, clock and random numbers like any other.
+base RAM. A create takes a parked machine, a fork or a resume a shell; whoever finds none makes its own. In the background
+it is brought to a plan, within one budget of memory: as many machines as lately were asked for, as many shells as lately
+were wanted at once; what nobody wants any more is given back. A parked machine has no owner: at hand-over it gets its
+identity, clock and random numbers like any other.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections import defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -56,28 +58,37 @@ class Bursts:
         return max((count for _, count in self._bursts), default=0)
 
 
+@dataclass(frozen=True)
+class Plan:
+    """How many should be ready."""
+
+    machines: dict[Shape, int]
+    shells: dict[str, int]
+
+
 class Pool:
     def __init__(
         self, foundry: Foundry, origin: Callable[[Shape], Awaitable[Origin]], *, size: int, memory_mib: int, shells: int
     ) -> None:
         self._foundry = foundry
         self._origin = origin
-        self._size = min(size, memory_mib // PARKED_MIB)
+        self._size = size
         self._memory_mib = memory_mib
         self._fewest_shells = shells
+        self._kept: Shape | None = None
         self._parked: dict[Shape, list[Machine]] = defaultdict(list)
         self._shells: dict[str, list[Shell]] = defaultdict(list)
-        self._bases: dict[str, tuple[Shape, Path]] = {}
+        self._bases: OrderedDict[str, tuple[Shape, Path]] = OrderedDict()  # used last, last
         self._bursts: dict[str, Bursts] = defaultdict(Bursts)
-        self._demand: dict[Shape, deque[float]] = defaultdict(deque)
+        self._demand: OrderedDict[Shape, deque[float]] = OrderedDict()  # asked for last, last
         self._last_use = 0.0
         self._wake = asyncio.Event()
         self._refiller: asyncio.Task[None] | None = None
 
     def start(self, shape: Shape) -> None:
         """Keep at least one machine of this shape ready."""
-        if self._size or self._fewest_shells:
-            self._demand[shape].append(float("inf"))
+        self._kept = shape
+        if self._refiller is None and (self._size or self._fewest_shells):
             self._refiller = asyncio.create_task(self._refill(), name="refill the pool")
 
     async def stop(self) -> None:
@@ -86,8 +97,7 @@ class Pool:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._refiller
         for machine in [m for machines in self._parked.values() for m in machines]:
-            await machine.kill()
-            await self._foundry.remove(machine.entry)
+            await self._end(machine)
         for shell in [s for shells in self._shells.values() for s in shells]:
             await self._foundry.discard(shell)
         self._parked.clear()
@@ -95,71 +105,114 @@ class Pool:
 
     def take(self, shape: Shape) -> Machine | None:
         self._used()
-        self._demand[shape].append(time.monotonic())
-        while self._parked[shape]:
-            machine = self._parked[shape].pop()
-            if machine.alive:
-                return machine
-        return None
+        self._demand.setdefault(shape, deque()).append(time.monotonic())
+        self._demand.move_to_end(shape)
+        parked = self._parked[shape]
+        found = next((machine for machine in parked if machine.alive), None)
+        if found is not None:
+            parked.remove(found)
+        return found
 
     def take_shell(self, base: str, shape: Shape, ram: Path) -> Shell | None:
         self._used()
         self._bases[base] = (shape, ram)
+        self._bases.move_to_end(base)
         self._bursts[base].note()
         return self._shells[base].pop() if self._shells[base] else None
-
-    def forget_base(self, base: str) -> None:
-        self._bases.pop(base, None)
-        self._bursts.pop(base, None)
 
     def _used(self) -> None:
         self._last_use = time.monotonic()
         self._wake.set()
 
-    def _target(self, shape: Shape) -> int:
+    def plan(self) -> Plan:
+        """What was wanted last comes first, as far as the memory reaches; a few shells of each base before machines."""
+        room = self._memory_mib
+        machines: dict[Shape, int] = {}
+        shells: dict[str, int] = {}
+
+        def grant(wanted: int, each_mib: int, most_mib: int) -> int:
+            nonlocal room
+            count = max(0, min(wanted, min(room, most_mib) // each_mib))
+            room -= count * each_mib
+            return count
+
+        if self._kept is not None and self._size:
+            machines[self._kept] = grant(1, PARKED_MIB, room)
+        for base in self._bases_there():
+            shells[base] = grant(self._fewest_shells, SHELL_MIB, room // 2)
+        for shape in list(reversed(self._demand)):
+            have = machines.get(shape, 0)
+            machines[shape] = have + grant(min(self._size, self._asked(shape)) - have, PARKED_MIB, room)
+        if self._fewest_shells:
+            for base in shells:
+                shells[base] += grant(self._bursts[base].largest() - shells[base], SHELL_MIB, room)
+        return Plan(machines, shells)
+
+    def _bases_there(self) -> list[str]:
+        """Whose RAM is still there. Used last, first."""
+        for base in [base for base, (_, ram) in self._bases.items() if not ram.exists()]:
+            del self._bases[base]
+            self._bursts.pop(base, None)
+        return list(reversed(self._bases))
+
+    def _asked(self, shape: Shape) -> int:
+        """How often, lately."""
         asked = self._demand[shape]
         while asked and asked[0] < time.monotonic() - WINDOW_S:
             asked.popleft()
-        return min(self._size, len(asked))
-
-    def _shell_target(self, base: str) -> int:
-        if not self._fewest_shells:
-            return 0
-        parked = sum(len(machines) for machines in self._parked.values())
-        others = sum(len(shells) for other, shells in self._shells.items() if other != base)
-        room = (self._memory_mib - parked * PARKED_MIB) // SHELL_MIB - others
-        return max(self._fewest_shells, min(self._bursts[base].largest(), room))
+        if not asked:
+            del self._demand[shape]
+        return len(asked)
 
     async def _refill(self) -> None:
         while True:
-            if await self._make_one():
-                continue
             self._wake.clear()
+            try:
+                if await self._change_one():
+                    continue
+            except ForkyardError as error:
+                log.warning("the pool could not be refilled", error=error.message)
+                await asyncio.sleep(5)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), WINDOW_S)
 
-    async def _make_one(self) -> bool:
-        """Whether something was missing. One at a time: those who wait for a machine need the CPU more."""
+    async def _change_one(self) -> bool:
+        """Whether there was something to do. One at a time: those who wait for a machine need the CPU more."""
         while (quiet := time.monotonic() - self._last_use) < QUIET_S:
             await asyncio.sleep(QUIET_S - quiet)
-        try:
-            for base, (shape, ram) in list(self._bases.items()):
-                target = self._shell_target(base)
-                if len(self._shells[base]) > target:
-                    await self._foundry.discard(self._shells[base].pop())
-                    return True
-                if len(self._shells[base]) < target and ram.exists():
-                    name = f"shell-{secrets.token_hex(6)}"
-                    self._shells[base].append(await self._foundry.start_shell(name, shape, base, ram))
-                    return True
-            for shape in list(self._demand):
-                if len(self._parked[shape]) < self._target(shape):
-                    origin = await self._origin(shape)
-                    name = f"pool-{secrets.token_hex(6)}"
-                    self._parked[shape].append(await self._foundry.park(name, shape, origin, WARM_UP))
-                    self._bases.setdefault(origin.base, (shape, origin.files.ram))
-                    return True
-        except ForkyardError as error:
-            log.warning("the pool could not be refilled", error=error.message)
-            await asyncio.sleep(5)
+        plan = self.plan()
+        return await self._give_one_back(plan) or await self._make_one(plan)
+
+    async def _give_one_back(self, plan: Plan) -> bool:
+        for base, shells in self._shells.items():
+            if len(shells) > plan.shells.get(base, 0):
+                await self._foundry.discard(shells.pop())
+                return True
+        for shape, machines in self._parked.items():
+            dead = [machine for machine in machines if not machine.alive]
+            surplus = machines[plan.machines.get(shape, 0) :]
+            for machine in dead or surplus:
+                machines.remove(machine)
+                await self._end(machine)
+                return True
         return False
+
+    async def _make_one(self, plan: Plan) -> bool:
+        for base, wanted in plan.shells.items():
+            shape, ram = self._bases[base]
+            if len(self._shells[base]) < wanted:
+                name = f"shell-{secrets.token_hex(6)}"
+                self._shells[base].append(await self._foundry.start_shell(name, shape, base, ram))
+                return True
+        for shape, wanted in plan.machines.items():
+            if len(self._parked[shape]) < wanted:
+                origin = await self._origin(shape)
+                name = f"pool-{secrets.token_hex(6)}"
+                self._parked[shape].append(await self._foundry.park(name, shape, origin, WARM_UP))
+                self._bases.setdefault(origin.base, (shape, origin.files.ram))
+                return True
+        return False
+
+    async def _end(self, machine: Machine) -> None:
+        await machine.kill()
+        await self._foundry.remove(machine.entry)
