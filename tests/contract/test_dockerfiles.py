@@ -198,9 +198,32 @@ def test_images_are_found_by_name_and_credentials_are_not_kept(daemon: Daemon, f
     assert sandbox.info.snapshot_id is not None
 
 
+def test_a_create_brings_the_credentials_its_images_need(
+    daemon: Daemon, fy: Forkyard, there: Path, tmp_path: Path
+) -> None:
+    world = daemon.host.world
+    world.credentials.clear()
+    world.registry |= {f"registry.test/private:{tag}": ImageConfig(workdir=str(there)) for tag in (1, 2)}
+    spec = Spec().from_image("registry.test/private:1")
+    assert fy.sandboxes.create(spec=spec, registry=("me", "hidden-password")).info.snapshot_id is not None
+    (tmp_path / "forkyard.yaml").write_text("image: registry.test/private:2\n")
+    made = daemon.cli(
+        *("create", "-f", str(tmp_path / "forkyard.yaml"), "--registry-user", "me"), input="hidden-password\n"
+    )
+    assert made.returncode == 0, made.stderr
+    assert world.credentials == [("me", "hidden-password")] * 2
+    kept = b"".join(path.read_bytes() for path in (daemon.root / "state").rglob("*") if path.is_file())
+    assert b"hidden-password" not in kept
+    with pytest.raises(InvalidRequest, match="give a spec"):
+        fy.sandboxes.create(registry=("me", "hidden-password"))
+
+
 def test_a_well_known_name_is_the_local_base_when_there_is_no_registry(fy: Forkyard, there: Path) -> None:
     for name in ("python:3.12-slim", "docker.io/library/node:22", "bun"):
-        fy.builds.create(Spec().dockerfile(f"FROM {name}\nRUN echo {name} >> {there}/log\n")).wait()
+        build = fy.builds.create(Spec().dockerfile(f"FROM {name}\nRUN echo {name} >> {there}/log\n"))
+        build.wait()
+        said = [event.text for event in build.logs() if event.type == "phase" and event.phase == "base"]
+        assert said[-1].startswith(f"{name} is the base image of this host"), "whoever watches sees what was taken"
     assert len((there / "log").read_text().split()) == 3
     fy.builds.create(Spec().from_image("debian:bookworm")).wait()
     for name in ("debian", "python", "node", "bun"):

@@ -6,6 +6,7 @@ Owns: what names mean. A name that was imported before is not asked for again; i
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -22,6 +23,14 @@ log = structlog.get_logger(__name__)
 LOCAL = ("debian", "python", "node", "bun")
 #: A registry that could not be reached is not asked again for so long, if there is another way.
 UNREACHABLE_S = 300.0
+
+
+#: Hears what is done, in words for people.
+Tell = Callable[[str], None]
+
+
+def nobody(_text: str) -> None:
+    """Nobody listens."""
 
 
 @dataclass(frozen=True)
@@ -50,34 +59,43 @@ class Bases:
         if source.upload is not None:
             self._uploads.find(source.upload)
 
-    async def image(self, source: ImageSource, auth: RegistryAuth | None = None) -> Base:
+    async def image(self, source: ImageSource, auth: RegistryAuth | None = None, tell: Tell = nobody) -> Base:
+        """`tell` hears what is done for it, and what is taken in its place."""
         found = await self._host.find_image(source.name)
         if found is None:
             family = family_of(source.name)
             if family == source.name:
+                tell(f"{source.name} is the base image of this host; {source.name}:latest would be the registry's")
                 return self.local(family)
-            if family is not None and time.monotonic() - self._unreachable.get(family, -UNREACHABLE_S) < UNREACHABLE_S:
+            if family is not None and self._given_up(family):
+                tell(f"{source.name} is the base image of this host, for no registry could be reached")
                 return self.local(family)
             try:
-                found = await self.imported(source, auth)
+                found = await self.imported(source, auth, tell)
             except RegistryUnreachable as error:
                 if family is None:
                     raise
                 log.warning("no registry; the base image is used", image=source.name, error=error.message)
+                tell(f"{source.name} is the base image of this host: {error.message}")
                 self._unreachable[family] = time.monotonic()
                 return self.local(family)
         return Base(source.name, found.id, found.config)
 
-    async def imported(self, source: ImageSource, auth: RegistryAuth | None = None) -> ImageInfo:
+    def _given_up(self, family: str) -> bool:
+        return time.monotonic() - self._unreachable.get(family, -UNREACHABLE_S) < UNREACHABLE_S
+
+    async def imported(
+        self, source: ImageSource, auth: RegistryAuth | None = None, tell: Tell | None = None
+    ) -> ImageInfo:
         """Anew, whether it was before or not."""
         archive = None if source.upload is None else self._uploads.find(source.upload)
         credentials = None if auth is None else (auth.username, auth.password.get_secret_value())
-        return await self._host.import_image(source.name, archive=archive, credentials=credentials)
+        return await self._host.import_image(source.name, archive=archive, credentials=credentials, tell=tell)
 
     async def images(self) -> list[ImageInfo]:
         return await self._host.images()
 
-    async def named(self, name: str, auth: RegistryAuth | None = None) -> Base:
+    async def named(self, name: str, auth: RegistryAuth | None = None, tell: Tell = nobody) -> Base:
         """As FROM of a Dockerfile names it."""
         if name == SCRATCH:
             scratch = await self._host.find_image(SCRATCH) or await self._host.import_image(SCRATCH)
@@ -86,7 +104,7 @@ class Bases:
             source = ImageSource(ref=name)
         except ValueError:
             raise InvalidRequest(f"{name!r} cannot be the name of an image", field="body.spec.dockerfile") from None
-        return await self.image(source, auth)
+        return await self.image(source, auth, tell)
 
 
 def family_of(name: str) -> str | None:

@@ -191,10 +191,12 @@ class Builds:
             if name in request.model_fields_set and getattr(request, name) is not None:
                 raise InvalidRequest(f"a sandbox with a spec has no {name} of its own; leave it out", field=name)
         for attempt in (1, 2):  # a layer may be evicted between the build and the create
-            snapshot_id = await self.built(request.spec, identity=request.identity, key_id=api_key_id, begun=begun)
+            snapshot_id = await self.built(
+                request.spec, identity=request.identity, registry=request.registry, key_id=api_key_id, begun=begun
+            )
             wanted = request.model_copy(
                 # The network is named, for else it would be that of the build.
-                update={"snapshot": snapshot_id, "spec": None, "network": request.network}
+                update={"snapshot": snapshot_id, "spec": None, "registry": None, "network": request.network}
             )
             try:
                 return await self._control.sandboxes.create(
@@ -206,14 +208,20 @@ class Builds:
         raise AssertionError("unreachable")
 
     async def built(
-        self, spec: Spec, *, identity: str | None = None, key_id: str = "", begun: Callable[[str], None] | None = None
+        self,
+        spec: Spec,
+        *,
+        identity: str | None = None,
+        registry: RegistryAuth | None = None,
+        key_id: str = "",
+        begun: Callable[[str], None] | None = None,
     ) -> str:
         """The snapshot of a spec, from the cache or built now; `begun` is told the id of the build then."""
         self._drawing.check(spec)
-        last = (await self._drawing.draw(spec))[-1].layers[-1]
+        last = (await self._drawing.draw(spec, registry))[-1].layers[-1]
         if not last.skip_cache and (found := await self._cache.find(last.key)) is not None:
             return found.snapshot_id
-        build = await self.create(BuildCreate(spec=spec, identity=identity), key_id=key_id)
+        build = await self.create(BuildCreate(spec=spec, identity=identity, registry=registry), key_id=key_id)
         if begun is not None:
             begun(build.id)
         info = await self.finished(build.id)
@@ -276,7 +284,9 @@ class Builds:
 
     async def _build(self, record: BuildRecord, journal: Journal) -> str:
         request = BuildCreate.model_validate(record.request)
-        stages = await self._drawing.draw(request.spec, self._credentials.get(record.id))
+        stages = await self._drawing.draw(
+            request.spec, self._credentials.get(record.id), lambda text: journal.phase("base", 0, text)
+        )
         with self._cache.pinned([layer for stage in stages for layer in stage.layers]):
             under_way = _Build(record, request, journal, stages, await self._plans(stages, request))
             await self._store.change_build(record.id, layers=under_way.dumped())

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forkyard.builds.bases import Base, Bases
+from forkyard.builds.bases import Base, Bases, Tell, nobody
 from forkyard.builds.copying import Archive
 from forkyard.builds.dockerfile.instructions import CopyStep
 from forkyard.builds.dockerfile.stages import Dockerfile, Stage
@@ -58,20 +58,20 @@ class Drawing:
             if context is not None:
                 self._uploads.find(context)
 
-    async def draw(self, spec: Spec, auth: RegistryAuth | None = None) -> list[Drawn]:
+    async def draw(self, spec: Spec, auth: RegistryAuth | None = None, tell: Tell = nobody) -> list[Drawn]:
         """All stages that are needed, each after those it needs, the wanted one last."""
         own = list(enumerate(spec.steps))
         if is_snapshot(spec.base):
             found_id = (await self._snapshots.get(spec.base)).id
             return [Drawn(0, layers_of(spec, Start(spec.base, found_id), own), snapshot_id=found_id)]
         if spec.dockerfile is None:
-            base = await self._bases.image(spec.image, auth) if spec.image else self._bases.local(spec.base)
+            base = await self._bases.image(spec.image, auth, tell) if spec.image else self._bases.local(spec.base)
             context = Context() if base.image is None else Context.of(base.config)
             return [Drawn(0, await self._layers(spec, base, context, own))]
         found: dict[str, Base] = {}
 
         async def config_of(name: str) -> ImageConfig:
-            found[name] = await self._bases.named(name, auth)
+            found[name] = await self._bases.named(name, auth, tell)
             return found[name].config
 
         stages = await Dockerfile.read(spec.dockerfile).stages(config_of)
@@ -87,7 +87,7 @@ class Drawing:
                 start = Start("stage", parent.key, parent.image, parent, _reached(drawn[stage.base]), index)
                 drawn[stage.number] = Drawn(stage.number, layers_of(spec, start, steps), stage.base)
             else:
-                base = found.get(stage.base) or await self._bases.named(stage.base, auth)
+                base = found.get(stage.base) or await self._bases.named(stage.base, auth, tell)
                 drawn[stage.number] = Drawn(stage.number, await self._layers(spec, base, context, steps, index))
         return list(drawn.values())
 

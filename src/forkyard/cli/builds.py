@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import click
 
 from forkyard.cli import show
 from forkyard.cli.app import App, Verb, pairs, pass_app
-from forkyard.cli.policy import secret_option
+from forkyard.cli.policy import registry_option, secret_option
 
 if TYPE_CHECKING:
     from forkyard import Build, BuildInfo, Forkyard, LayerInfo, Spec
@@ -31,7 +30,7 @@ DEFAULT_FILE = "forkyard.yaml"
 )
 @click.option("--skip-cache", is_flag=True, help="Build all layers even if they are there.")
 @click.option("--identity", help="Whose hosted repositories the build may clone.")
-@click.option("--registry-user", metavar="USER", help="For images of a private registry; the password is on stdin.")
+@registry_option
 @secret_option
 @click.option("--allow-secrets", is_flag=True, help="Also keep a layer that holds the value of a stored secret.")
 @pass_app
@@ -46,7 +45,7 @@ def build_command(
     explain: bool,
     skip_cache: bool,
     identity: str | None,
-    registry_user: str | None,
+    registry: tuple[str, str] | None,
     secrets: dict[str, Any],
     allow_secrets: bool,
 ) -> None:
@@ -66,12 +65,9 @@ def build_command(
         spec = Spec().from_image(image)
     else:
         spec = Spec.load(spec_file or DEFAULT_FILE)
-    registry = None
-    if registry_user is not None:
-        registry = (registry_user, sys.stdin.read().rstrip("\n"))
     with app.client() as client:
         if explain:
-            _plan(app, client.builds.explain(spec, skip_cache=skip_cache))
+            _plan(app, client.builds.explain(spec, skip_cache=skip_cache, registry=registry))
             return
         build = client.builds.create(
             spec,
@@ -88,13 +84,13 @@ def build_command(
         click.echo(info.snapshot_id)
 
 
-def built(app: App, client: Forkyard, spec_file: str) -> Spec:
+def built(app: App, client: Forkyard, spec_file: str, registry: tuple[str, str] | None = None) -> Spec:
     """A spec from a file, in the cache: its build is shown if there is anything to build."""
     from forkyard import Spec
 
     spec = Spec.load(spec_file)
-    if not all(layer.cached for layer in client.builds.explain(spec)):
-        _followed(app, client.builds.create(spec))
+    if not all(layer.cached for layer in client.builds.explain(spec, registry=registry)):
+        _followed(app, client.builds.create(spec, registry=registry))
         spec = spec.skip_cache(False)
     return spec
 

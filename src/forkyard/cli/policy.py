@@ -1,8 +1,9 @@
-"""Options that spell a network policy and secrets, for `create` and `egress set`."""
+"""Options that spell a network policy, secrets and credentials, for `create`, `build` and `egress set`."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -64,6 +65,24 @@ def secret_option(function: F) -> F:
         help="A variable whose value never enters: put in on the way to these hosts, as `Authorization: Bearer …`. Its "
         "value is the stored secret of this name (see secrets set), or else our own variable of this name.",
     )(function)
+
+
+def registry_option(function: F) -> F:
+    return click.option(
+        "--registry-user",
+        "registry",
+        callback=_registry,
+        metavar="USER",
+        help="For images of a private registry. The password is on standard input, or asked for; it is kept nowhere.",
+    )(function)
+
+
+def _registry(_ctx: click.Context, _param: click.Parameter, user: str | None) -> tuple[str, str] | None:
+    if user is None:
+        return None
+    if sys.stdin.isatty():
+        return user, str(click.prompt("Password", hide_input=True, err=True))
+    return user, sys.stdin.read().rstrip("\n")
 
 
 def _secrets(_ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import click
 
 from forkyard.cli import show
 from forkyard.cli.app import PERSISTENCE, App, Verb, find_sandbox, given, interactive, pairs, pass_app, seconds
-from forkyard.cli.policy import policy_options, secret_option, size, taken_policy, with_values
+from forkyard.cli.policy import policy_options, registry_option, secret_option, size, taken_policy, with_values
 
 if TYPE_CHECKING:
     from forkyard import Sandbox, SandboxInfo
@@ -41,6 +41,7 @@ def mounts(_context: click.Context, _parameter: click.Parameter, typed: tuple[st
     metavar="FILE",
     help="A spec, such as forkyard.yaml; built first if need be (see build).",
 )
+@registry_option
 @click.option("--idle-timeout", "idle_timeout_s", type=seconds, help="Sleeps when idle for this long. Default: 5m.")
 @click.option("--ttl", "ttl_s", type=seconds, help="Ends this long after its creation. Default: never.")
 @click.option("--on-ttl", type=click.Choice(["delete", "pause"]), help="What happens at the end of its ttl.")
@@ -110,7 +111,7 @@ def create_command(app: App, /, snapshot: str | None, spec_file: str | None, **o
         if spec_file is not None:
             from forkyard.cli.builds import built
 
-            request["spec"] = built(app, client, spec_file)
+            request["spec"] = built(app, client, spec_file, options["registry"])
         if secrets:
             request["secrets"] = with_values(secrets, {info.name for info in client.secrets.list()})
         with _waiting(app, "Creating a sandbox (the first of a shape takes a minute) …"):

@@ -15,7 +15,7 @@ import contextlib
 import os
 import shutil
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -208,9 +208,19 @@ class LocalHost:
         return await self._foreign.all()
 
     async def import_image(
-        self, name: str, *, archive: Path | None = None, credentials: tuple[str, str] | None = None
+        self,
+        name: str,
+        *,
+        archive: Path | None = None,
+        credentials: tuple[str, str] | None = None,
+        tell: Callable[[str], None] | None = None,
     ) -> ImageInfo:
-        return await self._foreign.import_(name, log_progress, archive=archive, credentials=credentials)
+        def progress(step: str, fraction: float | None = None) -> None:
+            log_progress(step, fraction)
+            if tell is not None and fraction is None:
+                tell(step)
+
+        return await self._foreign.import_(name, progress, archive=archive, credentials=credentials)
 
     async def prepare(self, shape: Shape, image: str | None = None) -> str:
         template = await self.templates.ensure(shape, log_progress, self._imported(image))

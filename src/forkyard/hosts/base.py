@@ -6,7 +6,7 @@ Names are always (sandbox, incarnation), so that a late command can never touch 
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -259,8 +259,13 @@ class Host(Protocol):
     async def images(self) -> list[ImageInfo]: ...
 
     async def import_image(
-        self, name: str, *, archive: Path | None = None, credentials: tuple[str, str] | None = None
+        self,
+        name: str,
+        *,
+        archive: Path | None = None,
+        credentials: tuple[str, str] | None = None,
+        tell: Callable[[str], None] | None = None,
     ) -> ImageInfo:
         """Out of a registry, or out of a local archive. `InvalidImage` if no machine can be made of it,
-        `RegistryUnreachable`. What was imported before under this name is replaced, or is the same."""
+        `RegistryUnreachable`. `tell` hears what is done. What was imported before under this name is replaced, or is the same."""
         ...

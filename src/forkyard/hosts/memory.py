@@ -431,10 +431,17 @@ class MemoryHost:
         return list(self.world.images)
 
     async def import_image(
-        self, name: str, *, archive: Path | None = None, credentials: tuple[str, str] | None = None
+        self,
+        name: str,
+        *,
+        archive: Path | None = None,
+        credentials: tuple[str, str] | None = None,
+        tell: Callable[[str], None] | None = None,
     ) -> ImageInfo:
         """Its content is its name: whatever is known of images is in `world.registry`."""
         await self._step("import_image")
+        if tell is not None:
+            tell(f"fetching {name}")
         if archive is None and name != "scratch" and name not in self.world.registry:
             raise RegistryUnreachable(f"no registry has {name}")
         if credentials is not None:

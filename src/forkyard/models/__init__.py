@@ -16,6 +16,7 @@ from forkyard.lifecycle import Cause, State
 from forkyard.models.base import Answer, Request
 from forkyard.models.base import EnvName as EnvName
 from forkyard.models.base import Page as Page
+from forkyard.models.bases import RegistryAuth
 from forkyard.models.network import NetworkPolicy, Secret
 from forkyard.models.specs import GitRepo, Spec
 from forkyard.models.texts import Owner
@@ -59,6 +60,9 @@ class SandboxCreate(Request):
     env: dict[EnvName, str] = Field(default_factory=dict, max_length=256, description="For every exec in this sandbox.")
     snapshot: str | None = Field(None, description="Id or name of a snapshot to start from; its shape is taken.")
     spec: Spec | None = Field(None, description="What it is made of: built in layers first, if it was not before.")
+    registry: RegistryAuth | None = Field(
+        None, description="With a spec: for images of a private registry, if it is built now. Never written down."
+    )
     idle_timeout_s: float | None = Field(300.0, gt=0, description="Paused when idle for this long; null = never.")
     ttl_s: float | None = Field(None, gt=0, description="Ends this long after its creation; see `on_ttl`.")
     on_ttl: OnTtl = Field("delete", description="What the ttl does: `delete` it, or `pause` it if it runs.")

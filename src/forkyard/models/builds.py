@@ -99,12 +99,12 @@ class BuildPlan(Answer):
 
 
 class BuildPhase(Answer):
-    """A layer or a step begins or ends."""
+    """A layer or a step begins or ends, or what the machine starts from is found."""
 
     type: Literal["phase"] = "phase"
     n: int = Field(description="Lines count from 1; `after` takes one.")
     at: datetime
-    phase: Literal["cached", "layer", "step", "snapshot", "done", "waiting"]
+    phase: Literal["base", "cached", "layer", "step", "snapshot", "done", "waiting"]
     layer: int
     step: int | None = None
     text: str

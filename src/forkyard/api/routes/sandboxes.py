@@ -116,6 +116,10 @@ async def create(
     if body.spec is not None:
         builds = await builds_of(request)
         return answer(await builds.sandbox(body, api_key_id=key_id, idempotency_key=idempotency_key), 201)
+    if body.registry is not None:
+        raise InvalidRequest(
+            "a registry is asked for the images of a spec; give a spec, or leave it out", field="registry"
+        )
     return answer(await control.sandboxes.create(body, api_key_id=key_id, idempotency_key=idempotency_key), 201)
 
 

@@ -22,7 +22,7 @@ from forkyard.models.network import Secret
 from forkyard.models.specs import Spec as SpecModel
 from forkyard.sdk import validation, wire
 from forkyard.sdk._async import runtime
-from forkyard.sdk._async.images import send_ahead
+from forkyard.sdk._async.images import credentials, send_ahead
 from forkyard.sdk._async.transport import AsyncTransport
 from forkyard.sdk.spec import Spec, checked
 
@@ -99,7 +99,7 @@ class AsyncBuilds:
         await send_ahead(self._transport, spec)
         body = self._body(spec, skip_cache)
         if registry is not None:
-            body["registry"] = {"username": registry[0], "password": registry[1]}
+            body["registry"] = credentials(registry)
         if network is not None:
             body["network"] = validation.network_policy(network).model_dump(mode="json")
         if identity is not None:
@@ -113,11 +113,20 @@ class AsyncBuilds:
         answer = await self._transport.request("POST", "/builds", body=body)
         return AsyncBuild(self._transport, wire.parse(BuildInfo, answer.content))
 
-    async def explain(self, spec: Spec | SpecModel | Mapping[str, Any], *, skip_cache: bool = False) -> list[LayerInfo]:
-        """Which layers are in the cache, and why the others are not. Builds nothing."""
+    async def explain(
+        self,
+        spec: Spec | SpecModel | Mapping[str, Any],
+        *,
+        skip_cache: bool = False,
+        registry: tuple[str, str] | None = None,
+    ) -> list[LayerInfo]:
+        """Which layers are in the cache, and why the others are not. Builds nothing, but imports the images it needs."""
         await send_ahead(self._transport, spec)
+        body = self._body(spec, skip_cache)
+        if registry is not None:
+            body["registry"] = credentials(registry)
         answer = await self._transport.request(
-            "POST", "/builds/explain", body=self._body(spec, skip_cache), again=True, timeout_s=wire.CREATE_S
+            "POST", "/builds/explain", body=body, again=True, timeout_s=wire.CREATE_S
         )
         return wire.parse(BuildPlan, answer.content).layers
 

@@ -36,7 +36,7 @@ from forkyard.sdk._async.dev_servers import AsyncDevServers
 from forkyard.sdk._async.domains import AsyncDomains
 from forkyard.sdk._async.git import AsyncGit
 from forkyard.sdk._async.identities import AsyncIdentities
-from forkyard.sdk._async.images import AsyncImages, send_ahead
+from forkyard.sdk._async.images import AsyncImages, credentials, send_ahead
 from forkyard.sdk._async.recordings import AsyncRecordings
 from forkyard.sdk._async.reviews import AsyncReviews
 from forkyard.sdk._async.sandbox import AsyncSandbox
@@ -138,6 +138,7 @@ class AsyncSandboxes:
         env: Mapping[str, str] | None = None,
         snapshot: AsyncSnapshot | str | None = None,
         spec: Spec | Mapping[str, Any] | None = None,
+        registry: tuple[str, str] | None = None,
         idle_timeout_s: float | None = 300.0,
         ttl_s: float | None = None,
         on_ttl: OnTtl = "delete",
@@ -159,7 +160,8 @@ class AsyncSandboxes:
 
         `env` is set for every command in it. With a `snapshot` (the object, its id or its name) it goes on from there,
         processes and all, in the shape of the snapshot. A `spec` is built in layers first, once; later creates start from
-        the last one, with its services running. After `idle_timeout_s` without activity it goes to sleep, and
+        the last one, with its services running; `registry` is a user and a password for images of a private registry, and
+        is kept nowhere. After `idle_timeout_s` without activity it goes to sleep, and
         the next call wakes it (None: never); after `ttl_s` it is deleted, or paused (`on_ttl`). `persistence`: `ephemeral`
         is deleted when it pauses or stops; of the `sticky` ones the lowest `priority` gives way when the disk is full;
         `persistent` never does. `checkpoint_every_s` takes a snapshot that often and keeps the last `checkpoints_kept`.
@@ -204,6 +206,8 @@ class AsyncSandboxes:
         body = request.model_dump(exclude_defaults=True)
         if network is not None:  # also if it is the default: a snapshot has one of its own
             body["network"] = validation.network_policy(network).model_dump(mode="json")
+        if registry is not None:
+            body["registry"] = credentials(registry)
         answer = await self._transport.request(
             "POST",
             "/sandboxes",

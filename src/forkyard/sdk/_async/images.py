@@ -30,12 +30,17 @@ class AsyncImages:
             await send(self._transport, upload)
         body: dict[str, object] = {"image": source}
         if username is not None:
-            body["auth"] = {"username": username, "password": password or ""}
+            body["auth"] = credentials((username, password or ""))
         answer = await self._transport.request("POST", "/images", body=body, timeout_s=IMPORT_S)
         return wire.parse(ImageInfo, answer.content)
 
     async def list(self) -> list[ImageInfo]:
         return await self._transport.items(Page[ImageInfo], "/images", {})
+
+
+def credentials(registry: tuple[str, str]) -> dict[str, str]:
+    """User and password, as the API wants them."""
+    return {"username": registry[0], "password": registry[1]}
 
 
 async def send_ahead(transport: AsyncTransport, spec: Spec | SpecModel | Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ from forkyard.models.network import Secret
 from forkyard.models.specs import Spec as SpecModel
 from forkyard.sdk import validation, wire
 from forkyard.sdk._sync import runtime
-from forkyard.sdk._sync.images import send_ahead
+from forkyard.sdk._sync.images import credentials, send_ahead
 from forkyard.sdk._sync.transport import Transport
 from forkyard.sdk.spec import Spec, checked
 
@@ -100,7 +100,7 @@ class Builds:
         send_ahead(self._transport, spec)
         body = self._body(spec, skip_cache)
         if registry is not None:
-            body["registry"] = {"username": registry[0], "password": registry[1]}
+            body["registry"] = credentials(registry)
         if network is not None:
             body["network"] = validation.network_policy(network).model_dump(mode="json")
         if identity is not None:
@@ -114,12 +114,19 @@ class Builds:
         answer = self._transport.request("POST", "/builds", body=body)
         return Build(self._transport, wire.parse(BuildInfo, answer.content))
 
-    def explain(self, spec: Spec | SpecModel | Mapping[str, Any], *, skip_cache: bool = False) -> list[LayerInfo]:
-        """Which layers are in the cache, and why the others are not. Builds nothing."""
+    def explain(
+        self,
+        spec: Spec | SpecModel | Mapping[str, Any],
+        *,
+        skip_cache: bool = False,
+        registry: tuple[str, str] | None = None,
+    ) -> list[LayerInfo]:
+        """Which layers are in the cache, and why the others are not. Builds nothing, but imports the images it needs."""
         send_ahead(self._transport, spec)
-        answer = self._transport.request(
-            "POST", "/builds/explain", body=self._body(spec, skip_cache), again=True, timeout_s=wire.CREATE_S
-        )
+        body = self._body(spec, skip_cache)
+        if registry is not None:
+            body["registry"] = credentials(registry)
+        answer = self._transport.request("POST", "/builds/explain", body=body, again=True, timeout_s=wire.CREATE_S)
         return wire.parse(BuildPlan, answer.content).layers
 
     def get(self, build_id: str) -> Build:
