@@ -41,6 +41,7 @@ from forkyard.git.hosting import GitHosting
 from forkyard.guest.client import connect
 from forkyard.host.doorway import NewDoor, Sink
 from forkyard.host.local import LocalHost, log_progress
+from forkyard.host.registries import Registries
 from forkyard.images import BaseImage, Progress, ensure_base_image
 from forkyard.models import Check, Shape
 from forkyard.net.authority import Authority
@@ -88,8 +89,11 @@ async def local_host(
     presets = None if interceptor is None else asyncio.create_task(read_presets(kept))  # beside the rest
     image = await ensure_base_image(settings.cache_dir, progress)
     driver = await qemu_driver(settings, image)
-    new_door = None if presets is None else doors(Outside(HostResolver(), await presets, interceptor))
-    return LocalHost(settings, driver, connect, image, new_door)
+    if presets is None:
+        return LocalHost(settings, driver, connect, image)
+    outside = Outside(HostResolver(), await presets, interceptor)
+    registries = Registries(outside, settings.trusted_registries)
+    return LocalHost(settings, driver, connect, image, doors(outside), registries.way)
 
 
 def doors(outside: Outside) -> NewDoor:

@@ -166,6 +166,11 @@ class Settings(_FromEnvironment):
     insecure_registries: str = Field(
         "", description="Registries of images that are spoken to without TLS, separated by commas: `127.0.0.1:5000`."
     )
+    private_registries: str = Field(
+        "",
+        description="Registries of images that may be on this host or in private networks, separated by commas: "
+        "`registry.example:5000`. Those without TLS may, too.",
+    )
     layers_budget_gib: float | None = Field(
         20.0,
         gt=0,
@@ -221,6 +226,11 @@ class Settings(_FromEnvironment):
     @property
     def plain_http_registries(self) -> list[str]:
         return self.insecure_registries.replace(",", " ").split()
+
+    @property
+    def trusted_registries(self) -> list[str]:
+        """Those that whoever runs this daemon has named."""
+        return [*self.plain_http_registries, *self.private_registries.replace(",", " ").split()]
 
     @property
     def api_socket(self) -> Path:

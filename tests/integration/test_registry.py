@@ -7,16 +7,21 @@ import hashlib
 import json
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
 import pytest
 
-from forkyard.errors import Forbidden, ImageNotFound, InvalidImage, RegistryUnreachable
+from forkyard.errors import Forbidden, ForkyardError, ImageNotFound, InvalidImage, RegistryUnreachable
+from forkyard.host.registries import Registries
 from forkyard.images import oci
 from forkyard.images.registry import pull
+from forkyard.net.outside import Outside, tcp_connect
+from forkyard.net.resolver import HostResolver
 
 USER, PASSWORD = "me", "hidden-password"
 PASSWORD_HASH = "$2b$04$gIqefNyORAnxa3ptLcR1EuhjaWSfXeuNFH0VjqiqMbrxrX8wKyEP6"
@@ -135,3 +140,91 @@ def test_an_image_is_pulled_with_the_credentials_it_needs_and_none_is_left(regis
 
     asyncio.run(go())
     assert PASSWORD.encode() not in b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+
+# ── where a registry may be ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1:5000", "169.254.169.254", "10.1.2.3:443", "localhost:5000"])
+def test_a_registry_on_this_host_or_in_a_private_network_is_not_asked(name: str, tmp_path: Path) -> None:
+    ways = Registries(Outside(HostResolver()), [])
+    with pytest.raises(Forbidden, match="FORKYARD_PRIVATE_REGISTRIES"):
+        asyncio.run(pull(f"{name}/a:1", tmp_path / "x", credentials=None, plain_http=True, way_to=ways.way))
+
+
+class _Public:
+    """A registry on the Internet, as far as whoever asks can tell."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    async def resolve(self, name: str) -> list[str]:
+        return ["93.184.216.34"] if name == "registry.test" else []
+
+    async def connect(self, _address: str, _port: int) -> socket.socket:
+        return await tcp_connect("127.0.0.1", self._port)
+
+    def ways(self) -> Registries:
+        return Registries(Outside(self, connect=self.connect), [])
+
+
+def test_a_public_registry_is_pulled_from_through_an_errand(registry: Registry, tmp_path: Path) -> None:
+    registry.push("team/app", b"\0" * 10240)
+    credentials = (USER, PASSWORD) if registry._client.auth is not None else None
+    public = _Public(int(registry.name.partition(":")[2]))
+    to = tmp_path / "good"
+    asyncio.run(
+        pull("registry.test/team/app:1", to, credentials=credentials, plain_http=True, way_to=public.ways().way)
+    )
+    assert oci.read_layout(to).config.env == {"A": "1"}
+
+
+def test_a_registry_leads_nobody_to_this_host(tmp_path: Path) -> None:
+    asked = []
+
+    class Victim(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    victim = ThreadingHTTPServer(("127.0.0.1", 0), Victim)
+
+    class Liar(Victim):
+        def do_GET(self) -> None:
+            self.send_response(401)
+            realm = f"http://127.0.0.1:{victim.server_port}/token"
+            self.send_header("WWW-Authenticate", f'Bearer realm="{realm}",service="x"')
+            self.end_headers()
+
+    liar = ThreadingHTTPServer(("127.0.0.1", 0), Liar)
+    for server in (victim, liar):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        with pytest.raises(ForkyardError):
+            asyncio.run(
+                pull(
+                    "registry.test/a:1",
+                    tmp_path / "x",
+                    credentials=None,
+                    plain_http=True,
+                    way_to=_Public(liar.server_port).ways().way,
+                )
+            )
+        with pytest.raises(RegistryUnreachable):
+            asyncio.run(
+                pull(
+                    "nowhere.test/a:1",
+                    tmp_path / "x",
+                    credentials=None,
+                    plain_http=True,
+                    way_to=_Public(liar.server_port).ways().way,
+                )
+            )
+    finally:
+        for server in (victim, liar):
+            server.shutdown()
+            server.server_close()
+    assert asked == []

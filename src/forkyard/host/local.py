@@ -52,6 +52,7 @@ from forkyard.hosts.base import (
 from forkyard.images import BaseImage, ForeignImages
 from forkyard.images.base import load
 from forkyard.images.build import PATH
+from forkyard.images.registry import WayTo, straight
 from forkyard.models import Check, SandboxLogs, Shape
 from forkyard.models.bases import ImageConfig, ImageInfo
 from forkyard.models.network import EgressRecord
@@ -85,6 +86,7 @@ class LocalHost:
         connect: Connector,
         image: BaseImage,
         new_door: NewDoor | None = None,
+        way_to_registry: WayTo = straight,
     ) -> None:
         """Without `new_door` nothing leaves any machine."""
         self._settings = settings
@@ -100,7 +102,7 @@ class LocalHost:
         self._volumes = HostVolumes(self._stored_volumes, self._disks, self._journal, settings.disk_layers)
         self._chains = Chains(self._disks, settings.disk_layers)
         self._image = image
-        self._foreign = ForeignImages(settings.cache_dir, image, settings.plain_http_registries)
+        self._foreign = ForeignImages(settings.cache_dir, image, settings.plain_http_registries, way_to_registry)
         self._cache = Cache(settings.cache_dir, settings.state_dir, settings.scope, settings.cache_days)
         self._machines: dict[Incarnation, Machine] = {}
         #: Machines without a process: asleep on disk, shut down, or dead.

@@ -267,5 +267,6 @@ class Host(Protocol):
         tell: Callable[[str], None] | None = None,
     ) -> ImageInfo:
         """Out of a registry, or out of a local archive. `InvalidImage` if no machine can be made of it,
-        `RegistryUnreachable`. `tell` hears what is done. What was imported before under this name is replaced, or is the same."""
+        `RegistryUnreachable`. `tell` hears what is done. What was imported before under this name is replaced, or is the
+        same."""
         ...

@@ -52,8 +52,15 @@ _LINKS = {"/sbin/init": "/opt/forkyard/agent/init"}
 
 
 class ForeignImages:
-    def __init__(self, cache_dir: Path, base: BaseImage, plain_http: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        cache_dir: Path,
+        base: BaseImage,
+        plain_http: Sequence[str] = (),
+        way_to: registry.WayTo = registry.straight,
+    ) -> None:
         """`plain_http`: registries that are spoken to without TLS."""
+        self._way_to = way_to
         self._dir = cache_dir / "images"
         self._base = base
         self._plain_http = frozenset(plain_http)
@@ -119,7 +126,7 @@ class ForeignImages:
         if name == SCRATCH:
             return oci.Contents("sha256:" + hashlib.sha256(b"scratch").hexdigest())
         plain = registry.registry_of(name) in self._plain_http
-        await registry.pull(name, to, credentials=credentials, plain_http=plain)
+        await registry.pull(name, to, credentials=credentials, plain_http=plain, way_to=self._way_to)
         return await asyncio.to_thread(oci.read_layout, to)
 
     def _key(self, contents: oci.Contents) -> str:

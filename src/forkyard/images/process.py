@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from forkyard.errors import ImageBuildFailed
 
@@ -34,6 +34,7 @@ async def run(
     timeout_s: float,
     on_line: Callable[[str], None] | None = None,
     contained: bool = False,
+    env: Mapping[str, str] | None = None,
 ) -> str:
     """Run a program to its end and return what it printed.
 
@@ -49,7 +50,7 @@ async def run(
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT if on_line else asyncio.subprocess.PIPE,
-        env={**os.environ, "LC_ALL": "C.UTF-8"},
+        env={**os.environ, "LC_ALL": "C.UTF-8", **(env or {})},
         limit=_LINE_LIMIT_BYTES,
         start_new_session=True,
     )

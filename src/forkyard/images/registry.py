@@ -10,6 +10,9 @@ import base64
 import json
 import os
 import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from forkyard.errors import Forbidden, ImageBuildFailed, ImageNotFound, InvalidImage, RegistryUnreachable
@@ -32,7 +35,29 @@ _REFUSED = ("unauthorized", "authentication required", "denied", "invalid userna
 _MISSING = ("manifest unknown", "not found", "name unknown", "NAME_UNKNOWN", "StatusCode: 404")
 
 
-async def pull(ref: str, to: Path, *, credentials: tuple[str, str] | None, plain_http: bool) -> None:
+@dataclass(frozen=True)
+class Way:
+    """How a registry is reached: by what command a program is run there, and with which variables. `refused` and `failed`
+    say what went wrong on it, if something did."""
+
+    entered: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    refused: Callable[[], str | None] = lambda: None
+    failed: Callable[[], str | None] = lambda: None
+
+
+#: The way to a registry, for as long as it is needed. Raises what refuses it.
+WayTo = Callable[[str], AbstractAsyncContextManager[Way]]
+
+
+@asynccontextmanager
+async def straight(_registry: str) -> AsyncIterator[Way]:
+    yield Way()
+
+
+async def pull(
+    ref: str, to: Path, *, credentials: tuple[str, str] | None, plain_http: bool, way_to: WayTo = straight
+) -> None:
     """The image as an OCI layout in the directory `to`."""
     options = ["--override-os", OS, "--override-arch", ARCHITECTURE, "--retry-times", "2"]
     if plain_http:
@@ -46,10 +71,12 @@ async def pull(ref: str, to: Path, *, credentials: tuple[str, str] | None, plain
             options += ["--src-authfile", str(auth)]
         else:
             options.append("--src-no-creds")
-        try:
-            await run("skopeo", "copy", "--quiet", *options, f"docker://{ref}", f"oci:{to}:image", timeout_s=_TIMEOUT_S)
-        except ImageBuildFailed as error:
-            raise _understood(ref, error) from None
+        copy = ("skopeo", "copy", "--quiet", *options, f"docker://{ref}", f"oci:{to}:image")
+        async with way_to(registry_of(ref)) as way:
+            try:
+                await run(*way.entered, *copy, timeout_s=_TIMEOUT_S, env=way.env)
+            except ImageBuildFailed as error:
+                raise _understood(ref, error, way) from None
 
 
 def registry_of(ref: str) -> str:
@@ -62,7 +89,11 @@ def _memory() -> str | None:
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
-def _understood(ref: str, error: ImageBuildFailed) -> Exception:
+def _understood(ref: str, error: ImageBuildFailed, way: Way) -> Exception:
+    if (refused := way.refused()) is not None:
+        return Forbidden(f"{ref} cannot be pulled: {refused}")
+    if (failed := way.failed()) is not None:
+        return RegistryUnreachable(f"the registry {registry_of(ref)} cannot be reached: {failed}")
     said = error.message.rpartition("\n")[2][-500:]
     if "no image found in" in said and "architecture" in said:
         return InvalidImage(f"{ref} is not for {OS}/{ARCHITECTURE}")

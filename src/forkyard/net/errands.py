@@ -19,7 +19,7 @@ from ipaddress import IPv4Address
 
 from forkyard.models.network import EgressRecord, Verdict
 from forkyard.net.outside import Outside
-from forkyard.net.policy import Gate, address_of, normal
+from forkyard.net.policy import Decider, address_of, normal
 from forkyard.net.watch import is_own
 
 _HANDSHAKE_S = 30.0
@@ -35,7 +35,7 @@ Sink = Callable[[EgressRecord], None]
 class Errand:
     """`denied` is why something was refused, if something was, and `failed` why a host was not reached."""
 
-    def __init__(self, outside: Outside, gate: Gate, what: str, sink: Sink | None = None) -> None:
+    def __init__(self, outside: Outside, gate: Decider, what: str, sink: Sink | None = None) -> None:
         self.denied: str | None = None
         self.failed: str | None = None
         self._outside = outside
@@ -46,9 +46,12 @@ class Errand:
         self._connections: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
-    async def proxy(self) -> AsyncIterator[str]:
-        """Its address, with the password in it."""
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+    async def proxy(self, listener: socket.socket | None = None) -> AsyncIterator[str]:
+        """Its address, with the password in it. `listener`: a socket that listens, in another network maybe."""
+        if listener is None:
+            server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        else:
+            server = await asyncio.start_server(self._serve, sock=listener)
         try:
             port = server.sockets[0].getsockname()[1]
             yield f"socks5h://errand:{self._password}@127.0.0.1:{port}"
@@ -80,6 +83,7 @@ class Errand:
             address = IPv4Address(text)
             decision = self._gate.connection(name, address, port, own=is_own(address))
             if decision.allowed:
+                self.denied = None
                 return text
             self.denied = decision.reason
         return None

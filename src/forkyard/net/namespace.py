@@ -61,6 +61,25 @@ async def create(namespace: Path, furnish: Callable[[], None]) -> None:
         raise
 
 
+async def alone(furnish: Callable[[], T]) -> tuple[int, T]:
+    """A new network namespace that has no name, and what `furnish` made inside. It lasts as long as the descriptor that
+    comes with it, which is the caller's to close; programs enter it by `/proc/PID/fd/N`."""
+    opened: list[int] = []
+
+    def make() -> T:
+        _check(_libc.unshare(_CLONE_NEWNET), "cannot make a network namespace")
+        opened.append(os.open(f"/proc/self/task/{threading.get_native_id()}/ns/net", os.O_RDONLY | os.O_CLOEXEC))
+        return furnish()
+
+    try:
+        made = await _in_thread(make)
+    except BaseException:
+        for fd in opened:
+            os.close(fd)
+        raise
+    return opened[0], made
+
+
 def keep(namespace: Path, pid: int) -> None:
     """Make sure that this is where the namespace of a process is to be found. Who started the process may have seen other
     mounts than we do."""

@@ -1,4 +1,4 @@
-"""Decides where a sandbox may go. Pure: no sockets, no clock.
+"""Decides where a sandbox may go, and the daemon itself for a caller. Pure: no sockets, no clock.
 
 A destination is a name (by DNS answer, SNI or Host), an address and a port. The first rule that matches decides, then
 the preset; what nothing allows is denied. Addresses that lead into private networks, to this host or to the metadata
@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from ipaddress import IPv4Address, IPv4Network
+from typing import Protocol
 
 from forkyard.models.network import EgressPolicy, EgressRule
 from forkyard.net.limits import Allowance
@@ -69,6 +70,43 @@ def is_special(address: IPv4Address) -> bool:
     return any(address in network for network in _SPECIAL)
 
 
+class Decider(Protocol):
+    """Says whether a name may be looked up, and a connection be opened."""
+
+    @property
+    def sandbox_id(self) -> str: ...
+
+    def name(self, name: str) -> Decision: ...
+
+    def connection(self, name: str | None, address: IPv4Address, port: int, *, own: bool = False) -> Decision: ...
+
+
+@dataclass(frozen=True)
+class Abroad:
+    """For what this daemon fetches or posts because a caller said so, and not for a sandbox: everything public, the rest
+    if `private` is allowed. `how` says what allows it."""
+
+    how: str
+    private: bool = False
+    sandbox_id: str = ""
+
+    def name(self, name: str) -> Decision:
+        return Decision(True, f"{name}: any name")
+
+    def connection(self, name: str | None, address: IPv4Address, port: int, *, own: bool = False) -> Decision:
+        if self.private or not (own or is_special(address)):
+            return Decision(True, "private addresses are allowed" if self.private else "it is public")
+        shown = f"{name} ({address})" if name else str(address)
+        return Decision(False, f"{shown} port {port} is {_where(own)}; {self.how}")
+
+    def host(self, host: str) -> Decision:
+        """What can be said before it is looked up."""
+        if host == "localhost" or host.endswith(".localhost"):
+            return self.connection(host, IPv4Address("127.0.0.1"), 0, own=True)
+        address = address_of(host)
+        return Decision(True, "a name") if address is None else self.connection(None, address, 0)
+
+
 @dataclass(frozen=True)
 class Gate:
     """One policy, as it stands for one sandbox."""
@@ -114,8 +152,7 @@ class Gate:
             return decision
         if name in self.presets.registries and not own and not any(address in net for net in _NEVER_A_REGISTRY):
             return decision
-        where = "this host itself" if own else "in a private or reserved network"
-        return Decision(False, f"{shown} is {where}; {self.how(str(address))}")
+        return Decision(False, f"{shown} is {_where(own)}; {self.how(str(address))}")
 
     def answers(self, name: str, address: IPv4Address, *, own: bool = False) -> bool:
         """Whether an address may stand in the answer to a question for this name."""
@@ -167,6 +204,10 @@ class Gate:
     def how(self, destination: str) -> str:
         what = destination if address_of(destination) is None else f"--cidr {destination}"
         return f"allow it with `forkyard egress allow {self.sandbox_id} {what}`"
+
+
+def _where(own: bool) -> str:
+    return "this host itself" if own else "in a private or reserved network"
 
 
 def _network(rule: EgressRule) -> IPv4Network | None:
