@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from forkyard.guest.fake import FakeGuest
 from forkyard.hosts.memory import MemoryHost
 from forkyard.store.sql import Store
 from forkyard.vmm.base import FaultPlan
+
+from .sdk_script import Both, Daemon
 
 
 @pytest.fixture
@@ -36,3 +39,27 @@ async def control(store: Store, host: MemoryHost) -> AsyncIterator[ControlPlane]
         event.set()
     await control.stop(destroy=True)
     assert host.world.machines == {}
+
+
+# ── the SDK, against a daemon that follows a script ──────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def daemon() -> Daemon:
+    return Daemon()
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def both(request: pytest.FixtureRequest) -> Both:
+    return Both(request.param)
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses between attempts are counted, not waited for."""
+    monkeypatch.setattr("forkyard.sdk._sync.runtime.sleep", lambda _s: None)
+
+    async def at_once(_s: float) -> None:
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr("forkyard.sdk._async.runtime.sleep", at_once)

@@ -31,11 +31,6 @@ def child(letter: str, **fields: Any) -> dict[str, Any]:
     return {**INFO, "id": letter * 20, "parent_id": ID, "created_at": "2026-01-01T00:01:00Z", **fields}
 
 
-@pytest.fixture
-def daemon() -> Daemon:
-    return Daemon()
-
-
 @pytest.fixture(autouse=True)
 def _scripted(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(App, "client", lambda *_a, **_k: Forkyard(transport=httpx.MockTransport(daemon)))

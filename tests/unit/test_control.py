@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from forkyard.errors import (
     VmCrashed,
     VmStartFailed,
 )
-from forkyard.guest.fake import FakeGuest
 from forkyard.hosts.base import Created, CreateSpec, Incarnation
 from forkyard.hosts.memory import MemoryHost
 from forkyard.lifecycle import Cause, State
@@ -43,28 +42,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    store = await Store.open(tmp_path / "forkyard.db")
-    yield store
-    await store.close()
-
-
-@pytest.fixture
-def host() -> MemoryHost:
-    return MemoryHost(lambda incarnation, spec: FakeGuest())
-
-
-@pytest.fixture
-async def control(store: Store, host: MemoryHost) -> AsyncIterator[ControlPlane]:
-    control = ControlPlane(store, host)
-    await control.start()
-    yield control
-    host.faults = FaultPlan()
-    await control.stop(destroy=True)
-    assert host.world.machines == {}
 
 
 async def in_state(control: ControlPlane, state: State) -> SandboxInfo:

@@ -24,26 +24,7 @@ from forkyard import (
 
 from .sdk_script import BREAK, EXIT, ID, INFO, STARTED, Both, Daemon, Script, out, problem, route_of
 
-
-@pytest.fixture
-def daemon() -> Daemon:
-    return Daemon()
-
-
-@pytest.fixture(params=[False, True], ids=["sync", "async"])
-def both(request: pytest.FixtureRequest) -> Both:
-    return Both(request.param)
-
-
-@pytest.fixture(autouse=True)
-def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses between attempts are counted, not waited for."""
-    monkeypatch.setattr("forkyard.sdk._sync.runtime.sleep", lambda _s: None)
-
-    async def at_once(_s: float) -> None:
-        await asyncio.sleep(0)
-
-    monkeypatch.setattr("forkyard.sdk._async.runtime.sleep", at_once)
+pytestmark = pytest.mark.usefixtures("hurried")
 
 
 # ── exec ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -37,25 +36,7 @@ def child(letter: str) -> dict[str, Any]:
     return {**INFO, "id": "c" + letter * 19, "parent_id": ID, "cause": "forked"}
 
 
-@pytest.fixture
-def daemon() -> Daemon:
-    return Daemon()
-
-
-@pytest.fixture(params=[False, True], ids=["sync", "async"])
-def both(request: pytest.FixtureRequest) -> Both:
-    return Both(request.param)
-
-
-@pytest.fixture(autouse=True)
-def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses between attempts are counted, not waited for."""
-    monkeypatch.setattr("forkyard.sdk._sync.runtime.sleep", lambda _s: None)
-
-    async def at_once(_s: float) -> None:
-        await asyncio.sleep(0)
-
-    monkeypatch.setattr("forkyard.sdk._async.runtime.sleep", at_once)
+pytestmark = pytest.mark.usefixtures("hurried")
 
 
 def sent(daemon: Daemon, route: str) -> Any:
