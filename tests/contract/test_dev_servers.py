@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -209,6 +210,89 @@ def test_a_push_runs_a_spec_at_the_commit_that_was_pushed(fy: Forkyard, daemon: 
     until(lambda: [one.status for one in repo.triggers.deliveries(trigger.id)] == ["delivered"] * 2)
     assert (tmp_path / "seen").read_text().split() == commits
     fy.builds.prune()
+
+
+@pytest.mark.parametrize("step", ["sandbox", "service", "trigger"])
+def test_what_a_daemon_had_made_when_it_died_is_cleared_away_by_the_next(
+    step: str,
+    daemon: Daemon,
+    fy: Forkyard,
+    serve: Callable[..., Any],
+    started: list[Service],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def dies(*_: object, **__: object) -> None:
+        raise Conflict("the power is gone")
+
+    def dies_after(patched: pytest.MonkeyPatch, owner: object, name: str) -> None:
+        real = getattr(owner, name)
+
+        async def work(*args: Any, **given: Any) -> None:
+            await real(*args, **given)
+            await dies()
+
+        patched.setattr(owner, name, work)
+
+    fy.git.create("template", files={"index.html": "1"})
+    servers = daemon.dev_servers
+    with monkeypatch.context() as patched:
+        patched.setattr(servers, "_abandon", dies)  # a daemon that died undoes nothing
+        if step == "sandbox":
+            dies_after(patched, servers, "_make_sandbox")
+        elif step == "service":
+            dies_after(patched, services, "put")
+        else:
+            dies_after(patched, daemon.hosting.triggers, "create")
+        with pytest.raises(Conflict):
+            serve("mine", template_repo="template")
+    assert {repo.name for repo in fy.git.list()} == {"template", "mine"} and len(fy.sandboxes.list()) == 1
+    daemon._run(servers.start())
+    assert [repo.name for repo in fy.git.list()] == ["template"] and fy.sandboxes.list() == []
+    assert fy.dev_servers.list() == []
+
+
+def test_a_trigger_that_a_daemon_died_after_making_is_gone_with_its_server(
+    daemon: Daemon, fy: Forkyard, serve: Callable[..., Any], started: list[Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repo = fy.git.create("app", files={"index.html": "1"})
+    real = daemon.hosting.triggers.create
+
+    async def makes_and_dies(*args: Any, **given: Any) -> None:
+        await real(*args, **given)
+        raise Conflict("the power is gone")
+
+    async def nothing(*_: object) -> None:
+        pass
+
+    with monkeypatch.context() as patched:
+        patched.setattr(daemon.dev_servers, "_abandon", nothing)
+        patched.setattr(daemon.hosting.triggers, "create", makes_and_dies)
+        with pytest.raises(Conflict):
+            serve("app")
+    assert len(repo.triggers.list()) == 1
+    daemon._run(daemon.dev_servers.start())
+    assert repo.triggers.list() == [] and [one.name for one in fy.git.list()] == ["app"]
+
+
+def test_one_that_is_deleted_while_it_is_made_leaves_nothing(
+    fy: Forkyard, serve: Callable[..., Any], started: list[Service]
+) -> None:
+    fy.git.create("template", files={"index.html": "1"})
+    failed: list[BaseException] = []
+
+    def make() -> None:
+        try:
+            serve("mine", template_repo="template", name="slow", install="sleep 600")
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    until(lambda: any(repo.name == "mine" for repo in fy.git.list()) and len(fy.sandboxes.list()) == 1)
+    fy.dev_servers.delete("slow")
+    thread.join(30)
+    assert isinstance(failed[0], DevServerFailed) and "deleted" in str(failed[0])
+    assert [repo.name for repo in fy.git.list()] == ["template"] and fy.sandboxes.list() == []
 
 
 def test_a_half_made_one_is_cleared_away_by_the_next_daemon(daemon: Daemon, fy: Forkyard, tmp_path: Path) -> None:

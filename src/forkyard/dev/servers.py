@@ -31,6 +31,7 @@ from forkyard.errors import (
     NotFound,
     StateConflict,
 )
+from forkyard.git import repositories, triggers
 from forkyard.git.actions import CreateSandbox
 from forkyard.git.hosting import GitHosting
 from forkyard.git.repositories import Repo
@@ -61,20 +62,19 @@ class DevServers:
         self._make_sandbox = make_sandbox
         self._store = control.ground.store
         self._locks: dict[str, asyncio.Lock] = {}
-        self._tasks: set[asyncio.Task[DevServerRecord]] = set()
+        self._making: dict[str, asyncio.Task[DevServerRecord]] = {}
 
     async def start(self) -> None:
         """What an earlier daemon had begun is removed: nobody waits for it any more."""
         for record in await self._store.list_dev_servers():
             if record.state == "starting":
-                for left in (await self._control.sandboxes.list(labels={LABEL: record.id})).items:
-                    await self._control.sandboxes.delete(left.id)
-                await self._remove(record)
+                await self._abandon(record.id)
 
     async def stop(self) -> None:
-        for task in self._tasks:
+        making = list(self._making.values())
+        for task in making:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*making, return_exceptions=True)
 
     # ── create ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -86,14 +86,19 @@ class DevServers:
         )
         await self._store.add_dev_server(record)
         task = asyncio.create_task(self._create(record, request, by), name=f"dev server {server_id}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return await self._info(await asyncio.shield(task))
+        self._making[server_id] = task
+        task.add_done_callback(lambda _: self._making.pop(server_id, None))
+        try:
+            return await self._info(await asyncio.shield(task))
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise DevServerFailed(f"dev server {record.name} was deleted before it was up") from None
+            raise
 
     async def _create(self, record: DevServerRecord, request: DevServerCreate, by: Principal) -> DevServerRecord:
         async with contextlib.AsyncExitStack() as undo:
-            undo.push_async_callback(self._remove_latest, record.id)
-            repo = await self._source(request, by, undo)
+            undo.push_async_callback(self._abandon, record.id)
+            repo = await self._source(record, request, by)
             branch = request.branch or (await self._hosting.repositories.default_branch(repo) if repo else None)
             sandbox = await self._machine(record, request, repo, branch)
             await self._changed(record.id, sandbox_id=sandbox.id)
@@ -111,25 +116,26 @@ class DevServers:
             )
             if repo is not None and request.on_push != "ignore":
                 wanted = TriggerCreate(branches=[branch], action=DevServerAction(dev_server_id=record.id))
-                trigger = await self._hosting.triggers.create(repo, wanted, by)
-                await self._changed(record.id, trigger_id=trigger.id)
+                trigger_id = triggers.new_id()
+                await self._changed(record.id, trigger_id=trigger_id)  # first: whatever there is can be found
+                await self._hosting.triggers.create(repo, wanted, by, trigger_id=trigger_id)
             record = await self._changed(record.id, state="running")
             undo.pop_all()
         return record
 
-    async def _source(self, request: DevServerCreate, by: Principal, undo: contextlib.AsyncExitStack) -> Repo | None:
+    async def _source(self, record: DevServerRecord, request: DevServerCreate, by: Principal) -> Repo | None:
         """The hosted repository it is made of. None: it is elsewhere."""
         if request.template_repo is None:
             name = self._hosting.clones.hosted_name(request.repo or "")
             return None if name is None else await self._hosting.repositories.get(name)
+        repo_id = repositories.new_id()
+        await self._changed(record.id, repo_id=repo_id)
         template = self._hosting.clones.hosted_name(request.template_repo)
         if template is None:
-            source = GitSource(url=request.template_repo)
-            made = await self._hosting.create(RepoCreate(name=request.repo, source=source), by)
-        else:
-            made = await self._hosting.copy(await self._hosting.repositories.get(template), request.repo)
-        undo.push_async_callback(self._hosting.delete, made)
-        return made
+            wanted = RepoCreate(name=request.repo, source=GitSource(url=request.template_repo))
+            return await self._hosting.create(wanted, by, repo_id=repo_id)
+        source = await self._hosting.repositories.get(template)
+        return await self._hosting.copy(source, request.repo, repo_id=repo_id)
 
     async def _machine(
         self, record: DevServerRecord, request: DevServerCreate, repo: Repo | None, branch: str | None
@@ -273,14 +279,27 @@ class DevServers:
     async def delete(self, id_or_name: str) -> None:
         """With its sandbox. The repository stays."""
         record = await self._record(id_or_name)
+        if (making := self._making.get(record.id)) is not None:
+            making.cancel()
+            await asyncio.wait([making])
+            if making.cancelled():  # and all that was made is gone
+                return
+            record = await self._record(record.id)
         async with self._locks.setdefault(record.id, asyncio.Lock()):
             await self._remove(record)
         self._locks.pop(record.id, None)
 
-    async def _remove_latest(self, server_id: str) -> None:
+    async def _abandon(self, server_id: str) -> None:
+        """One that did not come up, with the repository that was made for it."""
         record = await self._store.dev_server(server_id)
-        if record is not None:
-            await self._remove(record)
+        if record is None:
+            return
+        if record.repo_id is not None and DevServerCreate.model_validate(record.request).template_repo is not None:
+            with contextlib.suppress(NotFound):
+                await self._hosting.delete(await self._hosting.repositories.get(record.repo_id))
+        for left in (await self._control.sandboxes.list(labels={LABEL: record.id})).items:
+            await self._control.sandboxes.delete(left.id)
+        await self._remove(record)
 
     async def _remove(self, record: DevServerRecord) -> None:
         if record.trigger_id is not None and record.repo_id is not None:

@@ -96,7 +96,7 @@ class GitHosting:
 
     # ── repositories ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def create(self, request: RepoCreate, by: Principal) -> Repo:
+    async def create(self, request: RepoCreate, by: Principal, *, repo_id: str | None = None) -> Repo:
         quota_bytes = None if request.quota_mib is None else request.quota_mib * 2**20
         most_bytes = quota_bytes or self.quota_bytes
         source = request.source
@@ -114,16 +114,17 @@ class GitHosting:
             default_branch=request.default_branch,
             quota_bytes=quota_bytes,
             fill=fill if source is not None else None,
+            repo_id=repo_id,
         )
 
-    async def copy(self, source: Repo, name: str | None) -> Repo:
+    async def copy(self, source: Repo, name: str | None, *, repo_id: str | None = None) -> Repo:
         """A new one with the branches and tags of another, at the same default branch."""
 
         async def fill(path: Path) -> None:
             await self._imports.copy(path, source.path, self.quota_bytes)
 
         default = await self.repositories.default_branch(source)
-        return await self.repositories.create(name, default_branch=default, fill=fill)
+        return await self.repositories.create(name, default_branch=default, fill=fill, repo_id=repo_id)
 
     async def create_from_archive(
         self,

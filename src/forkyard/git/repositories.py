@@ -113,10 +113,12 @@ class Repositories:
         default_branch: str | None = "main",
         quota_bytes: int | None = None,
         fill: Fill | None = None,
+        repo_id: str | None = None,
     ) -> Repo:
-        """`fill` is given the new directory, before anybody can see it. `default_branch` None: it sets HEAD itself."""
+        """`fill` is given the new directory, before anybody can see it. `default_branch` None: it sets HEAD itself.
+        `repo_id`: a `new_id` that the caller has written down before."""
         branch = checked_ref(default_branch or "main")
-        repo_id = "r" + "".join(secrets.choice(_ALPHABET) for _ in range(19))
+        repo_id = repo_id or new_id()
         record = await self._store.add_repo(
             repo_id,
             checked_name(name) if name is not None else repo_id,
@@ -251,6 +253,10 @@ class Repositories:
 
     async def default_branch(self, repo: Repo) -> str:
         return await asyncio.to_thread(head_of, repo.path)
+
+
+def new_id() -> str:
+    return "r" + "".join(secrets.choice(_ALPHABET) for _ in range(19))
 
 
 def head_of(path: Path) -> str:

@@ -78,10 +78,13 @@ class Triggers:
 
     # ── what triggers there are ──────────────────────────────────────────────────────────────────────────────────
 
-    async def create(self, repo: Repo, request: TriggerCreate, by: Principal) -> TriggerInfo:
+    async def create(
+        self, repo: Repo, request: TriggerCreate, by: Principal, *, trigger_id: str | None = None
+    ) -> TriggerInfo:
+        """`trigger_id`: a `new_id` that the caller has written down before."""
         self._refuse_bad(request.action)
         now = datetime.now(UTC)
-        trigger_id = "g" + random.token_hex(8)
+        trigger_id = trigger_id or new_id()
         record = TriggerRecord(
             id=trigger_id,
             repo_id=repo.id,
@@ -342,6 +345,10 @@ class Triggers:
             return None
         done = await self._git.run(repo.path, "merge-base", default, change.new, ok=(0, 1, 128))
         return done.stdout.decode().split("\n")[0] or None
+
+
+def new_id() -> str:
+    return "g" + random.token_hex(8)
 
 
 def event_for(trigger: TriggerRecord, change: RefChange) -> EventKind | None:
