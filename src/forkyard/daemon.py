@@ -243,7 +243,7 @@ async def _git_hosting(
         quota_bytes=settings.git_quota_mib * 2**20,
         url=f"http://{shown}:{port}",
         outward=Outward(
-            allow_private=settings.webhook_allow_private,
+            allow_private=settings.git_allow_private,
             webhook_timeout_s=settings.webhook_timeout_s,
             patience=Patience(settings.webhook_tries, settings.webhook_backoff_s),
             extra_ca_file=settings.extra_ca_file,

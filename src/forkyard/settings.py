@@ -145,8 +145,10 @@ class Settings(_FromEnvironment):
         description="What copies of repositories elsewhere may occupy, kept for the next clone; those that were not used "
         "for longest go first.",
     )
-    webhook_allow_private: bool = Field(
-        False, description="Webhooks of repositories may go to this host and to private networks."
+    git_allow_private: bool = Field(
+        False,
+        description="What repositories are made of and kept in step with, their webhooks and reviewers may be on this host "
+        "and in private networks.",
     )
     webhook_timeout_s: float = Field(10.0, gt=0, le=300, description="A webhook must be answered in this time.")
     webhook_tries: int = Field(8, ge=1, le=30, description="How often a webhook is tried before it has failed.")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import http.server
 import io
 import json
 import os
 import random
 import tarfile
+import threading
 import zipfile
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -18,6 +20,7 @@ import pytest
 
 import forkyard
 from forkyard import FileChange, Forkyard, Person, Repo
+from forkyard.net import errands, policy
 
 from .git_yard import GitYard
 from .sdk_daemon import Daemon
@@ -536,12 +539,12 @@ def test_a_repository_begins_with_another(fy: Forkyard, yard: GitYard) -> None:
     source.create_tag("v1", message="One")
     source.create_branch("other")
     url = source.token("read").clone_url
-    whole = fy.git.create("whole", url=url)
+    whole = fy.git.create("whole", url=url, allow_private=True)
     assert whole.info.default_branch == "trunk"
     assert len(whole.commits(limit=None)) == 2
     assert [tag.name for tag in whole.tags()] == ["v1"]
     assert {branch.name for branch in whole.branches()} == {"trunk", "other"}
-    files = fy.git.create("files", url=url, rev="v1", history=False, message="Fresh")
+    files = fy.git.create("files", url=url, rev="v1", history=False, message="Fresh", allow_private=True)
     assert [one.message for one in files.commits(limit=None)] == ["Fresh\n"]
     assert files.read("b") == b"2"
     for repo in (whole, files):
@@ -557,6 +560,49 @@ def test_a_repository_begins_with_another(fy: Forkyard, yard: GitYard) -> None:
 def test_a_url_that_reads_this_machine_or_runs_a_program_is_refused(fy: Forkyard, url: str) -> None:
     with pytest.raises(forkyard.InvalidRequest):
         fy.git.create(url=url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://127.0.0.1:9/a.git", "http://localhost:9/a.git", "https://169.254.169.254/a.git", "http://0x7f.1/a"),
+        *("git://127.0.0.1/a.git", "git://10.0.0.1:9/a.git", "ssh://git@localhost/a.git", "git@192.168.0.1:a.git"),
+    ],
+)
+def test_a_url_that_leads_to_this_host_or_a_private_network_is_refused_and_says_how(fy: Forkyard, url: str) -> None:
+    before = len(fy.git.list())
+    with pytest.raises(forkyard.Forbidden, match="--allow-private"):
+        fy.git.create(url=url)
+    assert len(fy.git.list()) == before
+
+
+def test_a_redirect_of_an_import_to_a_private_address_is_refused(
+    daemon: Daemon, fy: Forkyard, yard: GitYard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if 127.0.0.1 were on the public Internet."""
+    monkeypatch.setattr(policy, "is_special", lambda address: str(address) != "127.0.0.1")
+    monkeypatch.setattr(errands, "is_own", lambda address: False)
+
+    class Elsewhere(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(302)
+            host = "127.0.0.2" if self.path.startswith("/inside") else "127.0.0.1"
+            self.send_header("Location", f"http://{host}:{daemon.port}/git/{self.path.split('/', 2)[2]}")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    source = fy.git.create("public", files={"a": "1"}, visibility="public")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        with pytest.raises(forkyard.Forbidden, match=r"127\.0\.0\.2"):
+            fy.git.create(url=f"http://127.0.0.1:{server.server_port}/inside/public.git")
+        made = fy.git.create(url=f"http://127.0.0.1:{server.server_port}/outside/public.git")
+        server.shutdown()
+    assert made.read("a") == b"1"
+    for repo in (source, made):
+        repo.delete()
 
 
 def test_what_an_earlier_daemon_left_half_made_is_cleared_away(daemon: Daemon, fy: Forkyard) -> None:

@@ -26,6 +26,8 @@ from forkyard import Conflict, Forkyard, InvalidRequest, RemoteFailed
 from forkyard.cli.root import cli as forkyard_cli
 from forkyard.git.automation import Outward
 from forkyard.git.deliveries import Patience
+from forkyard.net.outside import Outside
+from forkyard.net.resolver import HostResolver
 
 from .git_yard import GitYard, git_env
 from .sdk_daemon import running_daemon
@@ -124,6 +126,23 @@ def commit(yard: GitYard, repo: str, path: str, **fields: Any) -> str:
         answer = api.post(f"/git/repos/{repo}/commits", json=body)
     assert answer.status_code == 201, answer.text
     return str(answer.json()["sha"])
+
+
+def test_a_remote_on_this_host_or_in_a_private_network_is_refused_and_says_how(tmp_path: Path) -> None:
+    with running_daemon() as daemon:
+        yard = GitYard(daemon, tmp_path)
+        yard.repo("home", source=FILES)
+        with yard.api as api:
+            for url in (yard.url("home", ""), "http://localhost/x", "ssh://git@10.0.0.1/x", "git@127.0.0.1:x"):
+                answer = api.post("/git/repos/home/remotes", json={"url": url})
+                assert (answer.status_code, "FORKYARD_GIT_ALLOW_PRIVATE" in answer.text) == (403, True), answer.text
+            # A name shows where it leads only when it is looked up.
+            answer = api.post("/git/repos/home/remotes", json={"url": "http://home.example/x", "poll_s": None})
+            assert answer.status_code == 201, answer.text
+            daemon.hosting.sync._ways._outside = Outside(HostResolver(lambda _: ["10.0.0.1"]))
+            answer = api.post("/git/repos/home/remotes/origin/sync")
+            assert (answer.status_code, "FORKYARD_GIT_ALLOW_PRIVATE" in answer.text) == (403, True), answer.text
+            assert "10.0.0.1" in api.get("/git/repos/home/remotes/origin").json()["error"]
 
 
 def until(wish: Callable[[], bool], within_s: float = 10) -> None:

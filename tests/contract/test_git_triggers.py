@@ -22,10 +22,12 @@ from click.testing import CliRunner, Result
 
 from forkyard import Forkyard, NotFound, WebhookAction
 from forkyard.cli.root import cli as forkyard_cli
+from forkyard.git import webhooks
 from forkyard.git.automation import Outward
 from forkyard.git.deliveries import Patience
 from forkyard.git.hosting import GitHosting
 from forkyard.git.webhooks import Outcome, Sender
+from forkyard.net import policy
 from forkyard.net.resolver import HostResolver
 
 from .git_yard import GitYard
@@ -223,7 +225,8 @@ def test_pushes_at_once_are_told_each(yard: GitYard, endpoint: Endpoint) -> None
     for thread in threads:
         thread.join()
     log(yard, "many", made, ended(8))
-    assert sorted(heard.json["ref"] for heard in endpoint.heard) == sorted(f"refs/heads/b{n}" for n in range(8))
+    # At least once: an answer that came late is one that did not come.
+    assert {heard.json["ref"] for heard in endpoint.heard} == {f"refs/heads/b{n}" for n in range(8)}
 
 
 def test_what_a_daemon_that_died_had_no_time_to_tell_is_told_by_the_next(yard: GitYard, endpoint: Endpoint) -> None:
@@ -300,8 +303,10 @@ def test_one_that_hangs_is_cut_off_and_keeps_no_other_waiting(yard: GitYard, end
     assert log(yard, "hang", slow, lambda items: items[0]["status"] == "failed")
 
 
-def test_a_redirect_to_a_private_address_is_refused(endpoint: Endpoint) -> None:
+def test_a_redirect_to_a_private_address_is_refused(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the endpoint's address, 127.0.0.1, were on the public Internet."""
+    monkeypatch.setattr(policy, "is_special", lambda address: str(address) != "127.0.0.1")
+    monkeypatch.setattr(webhooks, "is_own", lambda address: False)
 
     async def post(location: str, *, allowed: bool = False) -> Outcome:
         endpoint.answers = [(307, {"location": location})]
@@ -311,7 +316,6 @@ def test_a_redirect_to_a_private_address_is_refused(endpoint: Endpoint) -> None:
             ssl.create_default_context(),
             timeout_s=2,
             allow_private=False,
-            is_private=lambda address: str(address) != "127.0.0.1",
         )
         try:
             return await sender.post(endpoint.url, {}, {}, b"{}", allow_private=allowed)
@@ -323,7 +327,7 @@ def test_a_redirect_to_a_private_address_is_refused(endpoint: Endpoint) -> None:
         outcome = asyncio.run(post(target))
         assert not outcome.ok
         assert not outcome.retry
-        assert "private network" in str(outcome.error)
+        assert "private or reserved network" in str(outcome.error)
     assert asyncio.run(post("http://[::1]/")).error == "it cannot be reached: ::1 has no IPv4 address"
     assert asyncio.run(post(f"{endpoint.url}/two")).ok
     assert asyncio.run(post("file:///etc/passwd")).error
@@ -364,7 +368,7 @@ def test_a_name_that_leads_to_a_private_address_is_refused_when_it_is_used(yard:
     made = trigger(yard, "rebind", {"type": "webhook", "url": endpoint.url.replace("127.0.0.1", "127.1")})
     commit(yard, "rebind", {"a": "1"})
     [item] = log(yard, "rebind", made, ended(1))
-    assert "leads to 127.0.0.1" in item["attempts"][0]["error"]
+    assert "127.1 (127.0.0.1)" in item["attempts"][0]["error"]
     assert endpoint.heard == []
 
 

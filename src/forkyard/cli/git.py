@@ -38,6 +38,7 @@ for _more in (
 @click.option("--from", "url", metavar="URL", help="Begin with what is in this repository (http, https, git, ssh).")
 @click.option("--rev", help="With --from: this branch; with --no-history, any revision.")
 @click.option("--no-history", is_flag=True, help="With --from: only the files, as one new commit.")
+@click.option("--allow-private", is_flag=True, help="With --from: it may be on this host or in a private network.")
 @click.option("--archive", type=click.File("rb"), help="Begin with what is in this tar or zip file.")
 @click.option("--strip", type=click.IntRange(0), default=0, help="With --archive: drop so many leading directories.")
 @pass_app
@@ -51,6 +52,7 @@ def create(
     url: str | None,
     rev: str | None,
     no_history: bool,
+    allow_private: bool,
     archive: IO[bytes] | None,
     strip: int,
 ) -> None:
@@ -80,6 +82,7 @@ def create(
                 url=url,
                 rev=rev,
                 history=not no_history,
+                allow_private=allow_private,
             )
         token = made.token(expires_in_s=CLONE_URL_S)
     if app.json:

@@ -18,6 +18,7 @@ from forkyard.git.repositories import Repositories
 from forkyard.git.signing import Signer
 from forkyard.git.sync import Sync
 from forkyard.git.triggers import Triggers
+from forkyard.git.ways import Ways
 from forkyard.git.webhooks import Sender
 from forkyard.net.resolver import HostResolver
 
@@ -28,6 +29,7 @@ GITHUB_API = "https://api.github.com"
 class Outward:
     """How this daemon behaves towards the hosts of others."""
 
+    #: What repositories come from and are told to may be this host, or in a private network.
     allow_private: bool = False
     webhook_timeout_s: float = 10.0
     patience: Patience = field(default_factory=Patience)
@@ -37,7 +39,7 @@ class Outward:
 
 class Automation:
     def __init__(
-        self, control: ControlPlane, repositories: Repositories, refs: Refs, root: Path, outward: Outward
+        self, control: ControlPlane, repositories: Repositories, refs: Refs, ways: Ways, root: Path, outward: Outward
     ) -> None:
         self._control = control
         self._store = control.ground.store
@@ -45,7 +47,9 @@ class Automation:
         self._outward = outward
         self.triggers = Triggers(self._store, repositories, refs, control.secrets, allow_private=outward.allow_private)
         self.sync = Sync(
-            self._store, repositories, refs, control.secrets, github_api=outward.github_api, ca=outward.extra_ca_file
+            *(self._store, repositories, refs, control.secrets, ways),
+            github_api=outward.github_api,
+            ca=outward.extra_ca_file,
         )
         self.signer: Signer | None = None
         self.actions: Actions | None = None

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,12 +20,14 @@ from forkyard.git.installations import GitHubTokens
 from forkyard.git.names import NO_SHA, checked_ref, is_sha
 from forkyard.git.process import Done, Git
 from forkyard.git.repositories import RefChange, Repo, head_of
+from forkyard.git.ways import Ways
 from forkyard.store.remotes import RemoteRecord, RemoteRef
 
 LIST_S = 60.0
 TRANSFER_S = 3600.0
 MAX_LIST_BYTES = 32 * 2**20
 MAX_REFS = 20_000
+HOW = "set FORKYARD_GIT_ALLOW_PRIVATE for the daemon if that is meant"
 _PUSHED_AT_ONCE = 200
 
 
@@ -42,16 +45,15 @@ class Access:
 
 
 class Exchange:
-    def __init__(self, git: Git, secrets: Secrets, github: GitHubTokens, ca: Path | None) -> None:
+    def __init__(self, git: Git, ways: Ways, secrets: Secrets, github: GitHubTokens) -> None:
         self._git = git
+        self._ways = ways
         self._secrets = secrets
         self._github = github
-        self._ca = ca
 
-    async def access(self, repo: Repo, remote: RemoteRecord) -> Access:
+    @contextlib.asynccontextmanager
+    async def access(self, repo: Repo, remote: RemoteRecord) -> AsyncIterator[Access]:
         config = {"credential.helper": "", "http.followRedirects": "false"}
-        if self._ca is not None:
-            config["http.sslCAInfo"] = str(self._ca)
         password = None
         if remote.github_app is not None:
             password = await self._github.token(remote.github_app)
@@ -60,7 +62,9 @@ class Exchange:
         if password is not None:
             basic = base64.b64encode(f"{remote.username}:{password}".encode()).decode()
             config["http.extraHeader"] = f"Authorization: Basic {basic}"
-        return Access(repo, remote, self._git.env({"GIT_DIR": str(repo.path)}, config))
+        async with self._ways.to(remote.url, HOW) as way:
+            env = self._git.env({"GIT_DIR": str(repo.path), **way.env}, {**config, **way.config})
+            yield Access(repo, remote, env)
 
     async def listed(self, access: Access) -> tuple[dict[str, str], str | None]:
         """Its branches and tags, and its default branch."""

@@ -24,6 +24,7 @@ from forkyard.git.review import Reviews
 from forkyard.git.search import Search
 from forkyard.git.transfer import Transfer
 from forkyard.git.upkeep import Upkeep
+from forkyard.git.ways import Ways
 from forkyard.models.git import FilesSource, Permission, RepoCreate, RepoInfo, RepoToken, Visibility
 from forkyard.net.outside import Outside
 from forkyard.net.resolver import HostResolver
@@ -59,21 +60,23 @@ class GitHosting:
         self.transfer = Transfer(self.repositories)
         self.lfs = Lfs(self.repositories, store)
         self.upkeep = Upkeep(self.repositories)
-        self.automation = Automation(control, self.repositories, self.refs, root, outward or Outward())
+        outward, outside = outward or Outward(), outside or Outside(HostResolver())
+        ways = Ways(outside, allow_private=outward.allow_private, ca=outward.extra_ca_file)
+        self.automation = Automation(control, self.repositories, self.refs, ways, root, outward)
         self.triggers = self.automation.triggers
         self.sync = self.automation.sync
-        self.reviews = Reviews(control, self, outward or Outward())
+        self.reviews = Reviews(control, self, outward)
         self.clones = Clones(
             control,
             self.repositories,
-            outside or Outside(HostResolver()),
+            outside,
             root,
             hosted_at=lambda: self.url,
             mirrors_bytes=mirrors_bytes,
-            ca=None if outward is None else outward.extra_ca_file,
+            ca=outward.extra_ca_file,
         )
         control.sandboxes.clones = self.clones.making
-        self._imports = Imports(self.repositories.git, self.refs)
+        self._imports = Imports(self.repositories.git, self.refs, ways)
         self.quota_bytes = quota_bytes
         self._upkeep: asyncio.Task[None] | None = None
 

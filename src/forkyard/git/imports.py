@@ -12,7 +12,7 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
@@ -26,10 +26,12 @@ from forkyard.git.objects import EXECUTABLE, FILE, SYMLINK, Entry, PackWriter, S
 from forkyard.git.process import Git
 from forkyard.git.refs import Refs, signed
 from forkyard.git.trees import TreeEdit
+from forkyard.git.ways import Ways
 from forkyard.models.git import FilesSource, GitSource, Person
 
 MAX_MEMBERS = 200_000
 FETCH_S = 3600.0
+HOW = "import it with allow_private (`--allow-private`) if that is meant, or set FORKYARD_GIT_ALLOW_PRIVATE for all"
 _SCP_LIKE = re.compile(r"^[A-Za-z0-9_.-]+@[A-Za-z0-9.-]+:[^:]+$")
 
 
@@ -43,9 +45,10 @@ class Archive:
 
 
 class Imports:
-    def __init__(self, git: Git, refs: Refs) -> None:
+    def __init__(self, git: Git, refs: Refs, ways: Ways) -> None:
         self._git = git
         self._refs = refs
+        self._ways = ways
 
     async def files(self, path: Path, branch: str, source: FilesSource, by: Principal) -> None:
         with tempfile.TemporaryFile(dir=path) as file:
@@ -100,11 +103,17 @@ class Imports:
         url = checked_url(source.url)
         if source.rev is not None:
             checked_revision(source.rev)
-        if source.history:
-            await self._fetch(path, most_bytes, "--tags", url, "+refs/heads/*:refs/heads/*")
-            await self._point_head(path, url, source.rev)
-            return
-        await self._fetch(path, most_bytes, "--depth=1", "--no-tags", url, source.rev or "HEAD")
+        async with self._ways.to(url, HOW, allow_private=source.allow_private) as way:
+            env = self._git.env({"GIT_DIR": str(path), **way.env}, {"credential.helper": "", **way.config})
+            if source.history:
+                await self._fetch(path, most_bytes, env, "--tags", url, "+refs/heads/*:refs/heads/*")
+                await self._point_head(path, url, source.rev, env)
+            else:
+                await self._fetch(path, most_bytes, env, "--depth=1", "--no-tags", url, source.rev or "HEAD")
+                await self._flatten(path, source, by)
+
+    async def _flatten(self, path: Path, source: GitSource, by: Principal) -> None:
+        """What was fetched, as one new commit."""
         done = await self._git.run(path, "rev-parse", "--verify", "FETCH_HEAD^{tree}")
         author = signed(source.author, by)
         tree = done.stdout.decode().strip()
@@ -130,12 +139,13 @@ class Imports:
             prefix=("prlimit", f"--fsize={most_bytes}"),
         )
 
-    async def _fetch(self, path: Path, most_bytes: int, *args: str) -> None:
+    async def _fetch(self, path: Path, most_bytes: int, env: Mapping[str, str], *args: str) -> None:
         try:
             await self._git.run(
                 path,
-                *("-c", "credential.helper=", "fetch", "--quiet", "--no-write-commit-graph", *args),
+                *("fetch", "--quiet", "--no-write-commit-graph", *args),
                 timeout_s=FETCH_S,
+                env=env,
                 prefix=("prlimit", f"--fsize={most_bytes}"),
             )
         except HostFailure as error:
@@ -144,11 +154,11 @@ class Imports:
         except OperationTimeout:
             raise OperationTimeout(f"the repository could not be fetched within {FETCH_S:.0f} s") from None
 
-    async def _point_head(self, path: Path, url: str, rev: str | None) -> None:
+    async def _point_head(self, path: Path, url: str, rev: str | None, env: Mapping[str, str]) -> None:
         """To `rev` if it is a branch, else to the remote's own default."""
         branch = rev
         if branch is None:
-            done = await self._git.run(path, "ls-remote", "--symref", url, "HEAD", timeout_s=120)
+            done = await self._git.run(path, "ls-remote", "--symref", url, "HEAD", env=env, timeout_s=120)
             found = re.match(rb"ref: refs/heads/(\S+)\tHEAD", done.stdout)
             branch = found[1].decode("utf-8", "replace") if found else None
         if branch is not None:

@@ -21,7 +21,7 @@ import structlog
 
 from forkyard.control.secrets import Secrets
 from forkyard.errors import ForkyardError, InvalidRequest, NotFound, Unauthenticated
-from forkyard.git.exchange import Access, Exchange
+from forkyard.git.exchange import HOW, Access, Exchange
 from forkyard.git.globs import any_matches
 from forkyard.git.imports import checked_url
 from forkyard.git.installations import GitHubTokens
@@ -29,6 +29,7 @@ from forkyard.git.names import NO_SHA, checked_ref
 from forkyard.git.refs import Refs
 from forkyard.git.repositories import RefChange, Repo, Repositories
 from forkyard.git.step import Move, wanted
+from forkyard.git.ways import Ways
 from forkyard.models.git_triggers import (
     RefState,
     RemoteCreate,
@@ -59,6 +60,7 @@ class Sync:
         repositories: Repositories,
         refs: Refs,
         secrets: Secrets,
+        ways: Ways,
         *,
         github_api: str,
         ca: Path | None = None,
@@ -68,7 +70,8 @@ class Sync:
         self._refs = refs
         self._secrets = secrets
         self.github = GitHubTokens(secrets, github_api, ca)
-        self._exchange = Exchange(repositories.git, secrets, self.github, ca)
+        self._ways = ways
+        self._exchange = Exchange(repositories.git, ways, secrets, self.github)
         self._known: dict[str, dict[str, RemoteRecord]] = {}  # by repository and name
         self._due: dict[_Place, float] = {}
         self._failures: dict[_Place, int] = {}
@@ -87,6 +90,7 @@ class Sync:
 
     async def create(self, repo: Repo, request: RemoteCreate) -> RemoteCreated:
         _refuse_bad(request)
+        self._ways.refuse(request.url, HOW)
         secret = request.secret if request.github_app is None else request.github_app.private_key_secret
         if secret is not None:
             await self._secrets.get(secret)
@@ -130,6 +134,8 @@ class Sync:
             if given.get("github_app") is not None:
                 given["username"] = "x-access-token"
             moved = given.get("url", record.url) != record.url
+            if moved:
+                self._ways.refuse(given["url"], HOW)
             changed = await self._store.update_remote(record.id, given, anew=moved)
             if changed is None:
                 raise NotFound(f"there is no remote {name!r} any more")
@@ -249,7 +255,8 @@ class Sync:
         async with self._lock((repo.id, name)):
             record = await self._record(repo.id, name)
             try:
-                report = await self._synced(repo, record)
+                async with self._exchange.access(repo, record) as access:
+                    report = await self._synced(access)
             except ForkyardError as error:
                 await self._store.note_remote(record.id, error=error.message[:2000], synced_at=None)
                 raise
@@ -259,8 +266,8 @@ class Sync:
     def _lock(self, place: _Place) -> asyncio.Lock:
         return self._locks.setdefault(place, asyncio.Lock())
 
-    async def _synced(self, repo: Repo, remote: RemoteRecord) -> SyncReport:
-        access = await self._exchange.access(repo, remote)
+    async def _synced(self, access: Access) -> SyncReport:
+        repo, remote = access.repo, access.remote
         there, head = await self._exchange.listed(access)
         there = {ref: sha for ref, sha in there.items() if _concerns(remote, ref)}
         here = {ref: sha for ref, sha in (await self._refs.shas(repo)).items() if _concerns(remote, ref)}

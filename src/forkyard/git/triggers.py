@@ -23,6 +23,7 @@ from forkyard.control.identities import Principal
 from forkyard.control.pages import cursor_after, place_of
 from forkyard.control.secrets import Secrets
 from forkyard.errors import ForkyardError, InvalidRequest, NotFound
+from forkyard.git import webhooks
 from forkyard.git.globs import any_matches
 from forkyard.git.history import FORMAT, parsed_log
 from forkyard.git.names import NO_SHA
@@ -41,7 +42,7 @@ from forkyard.models.git_triggers import (
     TriggerUpdate,
     WebhookAction,
 )
-from forkyard.net.policy import address_of, is_special
+from forkyard.net.policy import Abroad
 from forkyard.store.records import Place
 from forkyard.store.sql import Store
 from forkyard.store.triggers import DeliveryRecord, TriggerRecord
@@ -157,14 +158,9 @@ class Triggers:
             host, _ = parts.hostname or "", parts.port
         except ValueError as error:
             raise InvalidRequest(f"action.url {action.url!r} is no URL: {error}", field="action.url") from None
-        address = address_of(host)
-        private = host == "localhost" or host.endswith(".localhost") or (address is not None and is_special(address))
-        if private and not (action.allow_private or self._allow_private):
-            raise InvalidRequest(
-                f"action.url leads to {host}, which is this host or in a private network; set allow_private if that "
-                "is meant",
-                field="action.url",
-            )
+        decision = Abroad(webhooks.HOW, private=action.allow_private or self._allow_private).host(host)
+        if not decision.allowed:
+            raise InvalidRequest(f"action.url: {decision.reason}", field="action.url")
 
     # ── the log ──────────────────────────────────────────────────────────────────────────────────────────────────
 

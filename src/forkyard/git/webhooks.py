@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 from urllib.parse import urljoin, urlsplit
@@ -17,12 +17,13 @@ from urllib.parse import urljoin, urlsplit
 import httpcore
 
 from forkyard.net.outside import Resolver
-from forkyard.net.policy import address_of, is_special
+from forkyard.net.policy import Abroad, address_of
 from forkyard.net.watch import is_own
 
 MAX_REDIRECTS = 3
 MAX_RESPONSE_BYTES = 4096
 _REDIRECTS = (301, 302, 307, 308)
+HOW = "set allow_private if that is meant, or FORKYARD_GIT_ALLOW_PRIVATE for all"
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,6 @@ class Refused(Exception):
     """It leads where it must not."""
 
 
-def is_private(address: IPv4Address) -> bool:
-    return is_special(address) or is_own(address)
-
-
 class Sender:
     def __init__(
         self,
@@ -54,12 +51,10 @@ class Sender:
         *,
         timeout_s: float,
         allow_private: bool,
-        is_private: Callable[[IPv4Address], bool] = is_private,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
     ) -> None:
         self._max_response_bytes = max_response_bytes
         self._resolver = resolver
-        self._is_private = is_private
         self._context = context
         self._timeout_s = timeout_s
         self._allow_private = allow_private
@@ -98,7 +93,7 @@ class Sender:
     async def _follow(
         self, url: str, headers: Mapping[str, str], private: Mapping[str, str], body: bytes, allow_private: bool
     ) -> tuple[int, bytes]:
-        backend = _Checked(self._resolver, _nothing if allow_private else self._is_private)
+        backend = _Checked(self._resolver, Abroad(HOW, private=allow_private))
         origin = _origin(url)
         for _ in range(MAX_REDIRECTS + 1):
             given = {**headers, **(private if _origin(url) == origin else {})}
@@ -119,10 +114,10 @@ class Sender:
 class _Checked(httpcore.AsyncNetworkBackend):
     """Connects to addresses, after a look at them."""
 
-    def __init__(self, resolver: Resolver, refuses: Callable[[IPv4Address], bool]) -> None:
+    def __init__(self, resolver: Resolver, abroad: Abroad) -> None:
         self._inner = httpcore.AnyIOBackend()
         self._resolver = resolver
-        self._refuses = refuses
+        self._abroad = abroad
 
     async def connect_tcp(
         self,
@@ -137,17 +132,11 @@ class _Checked(httpcore.AsyncNetworkBackend):
         if not found:
             raise httpcore.ConnectError(f"{host} has no IPv4 address")
         for text in found:
-            address = address_of(text)
-            if address is None or self._refuses(address):
-                raise Refused(
-                    f"{host} leads to {text}, which is this host or in a private network; set allow_private on the "
-                    "trigger if that is meant"
-                )
+            address = IPv4Address(text)
+            decision = self._abroad.connection(None if literal else host, address, port, own=is_own(address))
+            if not decision.allowed:
+                raise Refused(decision.reason)
         return await self._inner.connect_tcp(found[0], port, timeout, local_address, socket_options)
-
-
-def _nothing(_address: IPv4Address) -> bool:
-    return False
 
 
 async def _beginning(answer: httpcore.Response, most_bytes: int) -> bytes:

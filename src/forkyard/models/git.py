@@ -57,6 +57,7 @@ class GitSource(Request):
     )
     rev: Revision | None = Field(None, description="Branch, tag or commit. Default: everything, at the remote's HEAD.")
     history: bool = Field(True, description="False takes the files of `rev` alone, as one new commit.")
+    allow_private: bool = Field(False, description="The address may be this host, or in a private network.")
     message: Text = "Import"
     author: Person | None = None
 

@@ -97,7 +97,7 @@ class Abroad:
         if self.private or not (own or is_special(address)):
             return Decision(True, "private addresses are allowed" if self.private else "it is public")
         shown = f"{name} ({address})" if name else str(address)
-        return Decision(False, f"{shown} port {port} is {_where(own)}; {self.how}")
+        return Decision(False, f"{shown}{f' port {port}' if port else ''} is {_where(own)}; {self.how}")
 
     def host(self, host: str) -> Decision:
         """What can be said before it is looked up."""

@@ -55,16 +55,18 @@ class AsyncGit:
         url: str | None = None,
         rev: str | None = None,
         history: bool = True,
+        allow_private: bool = False,
     ) -> AsyncRepo:
         """A new repository: empty, with `files` (path to content), or with what is at `url` (http, https, git or ssh).
 
-        Of `url` everything is taken, or with `history=False` the files of `rev` alone, as one new commit.
+        Of `url` everything is taken, or with `history=False` the files of `rev` alone, as one new commit. It must be
+        public, or `allow_private` be given.
         """
         source: dict[str, object] | None = None
         if files is not None:
             source = {"type": "files", "files": _changes(files)}
         elif url is not None:
-            source = {"type": "git", "url": url, "rev": rev, "history": history}
+            source = {"type": "git", "url": url, "rev": rev, "history": history, "allow_private": allow_private}
         if source is not None:
             source |= {key: value for key, value in (("message", message), ("author", _person(author))) if value}
         body = {
