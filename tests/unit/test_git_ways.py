@@ -18,7 +18,6 @@ from forkyard.net import errands, policy
 from forkyard.net.outside import Outside
 from forkyard.net.resolver import HostResolver
 
-
 pytestmark = pytest.mark.anyio
 
 
