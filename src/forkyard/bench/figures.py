@@ -110,6 +110,17 @@ FIGURES = (
         "×",
     ),
     Figure("first_http_after_create", "spec", "the first answer of that server, through its preview", 5, "x_t0"),
+    Figure(
+        "freestyle_create_ratio",
+        "compat",
+        "create and first command through Freestyle's package, beside our own SDK",
+        1.3,
+        "at_most",
+        "×",
+    ),
+    Figure(
+        "e2b_create_ratio", "compat", "create and first command through E2B's package, beside ours", 1.3, "at_most", "×"
+    ),
     Figure("burst20_create", "burst", "20 creates at once, nothing warm", 20, "p95_x_t0"),
 )
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from forkyard import AsyncForkyard, AsyncSandbox
 from forkyard.bench import volumes as volume_bench
 from forkyard.bench import yard
+from forkyard.bench.compat import compat
 from forkyard.bench.figures import Sample
 from forkyard.bench.git import git
 from forkyard.bench.net import net
@@ -285,4 +286,5 @@ MEASURES: dict[str, Bench] = {
     "git": git,
     "volumes": volumes,
     "spec": spec,
+    "compat": compat,
 }
