@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,10 +71,65 @@ def test_units_that_only_set_up_are_steps_in_their_order_and_nobody_waits_for_th
     assert web.service is not None and (web.service.after, web.service.requires) == ([], ["db.service"])
 
 
+def test_what_waits_for_no_unit_by_name_is_done_when_all_services_run() -> None:
+    services = [
+        {"name": "freestyle-wait-for-1", "mode": "oneshot", "exec": ["wait"]},
+        {"name": "install", "mode": "oneshot", "exec": ["install"]},
+        {"name": "freestyle-run-command-1", "mode": "oneshot", "exec": ["one"]},
+        {"name": "web", "exec": ["serve"], "after": ["install.service"]},
+    ]
+    steps = plan(spec={"systemd": {"services": services}}).own
+    done = [step.service.name if step.service else str(step.run and step.run.command) for step in steps]
+    assert done == ["install", "web", "one", "wait"]
+
+
 def test_units_that_wait_for_each_other_are_refused() -> None:
     services = [{"name": name, "exec": ["x"], "after": [other]} for name, other in (("a", "b"), ("b", "a"))]
     with pytest.raises(Refused, match="circle"):
         plan(systemd={"services": services})
+
+
+def test_a_repository_over_one_of_a_layer_below_takes_its_place() -> None:
+    repo = {"git": {"repos": [{"repo": "https://example.com/app.git", "path": "/repo"}]}}
+    made = plan(spec={**repo, "snapshot": repo})
+    assert kinds(made.cached) == ["git", "layer"]
+    assert kinds(made.own) == ["git", "run"]
+    clone, over = made.own
+    assert clone.git is not None and clone.git.path == "/repo.next"
+    assert over.run is not None and "git -C /repo reset" in str(over.run.command)
+
+
+def test_what_a_snapshot_has_cloned_is_not_known_and_may_be_there() -> None:
+    made = plan(template={"snapshotId": "sc-1"}, git={"repos": [{"repo": "https://example.com/a.git", "path": "/a"}]})
+    assert kinds(made.own) == ["git", "run"]
+
+
+@pytest.mark.parametrize("before", ["a clone", "nothing", "an empty directory"])
+def test_a_clone_put_over_another_keeps_what_git_does_not_know(tmp_path: Path, before: str) -> None:
+    def git(*args: str) -> None:
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *args], cwd=tmp_path, check=True)
+
+    for name, files in (("old", {"page": "old", "gone": "x"}), ("new", {"page": "new"})):
+        git("init", "-q", name)
+        for file, content in files.items():
+            (tmp_path / name / file).write_text(content)
+        git("-C", name, "add", ".")
+        git("-C", name, "commit", "-qm", "First")
+    place = tmp_path / "the repo"
+    if before == "a clone":
+        git("clone", "-q", "old", str(place))
+        (place / "installed").write_text("x")
+    elif before == "an empty directory":
+        place.mkdir()
+    git("clone", "-q", "new", f"{place}.next")
+    wanted = {"repo": "https://example.com/app.git", "path": str(place)}
+    (_, over) = plan(template={"snapshotId": "sc-1"}, git={"repos": [wanted]}).own
+    assert over.run is not None
+    subprocess.run(["sh", "-c", str(over.run.command)], check=True)
+    kept = {"installed"} if before == "a clone" else set()
+    assert {path.name for path in place.iterdir()} == {".git", "page", *kept}
+    assert (place / "page").read_text() == "new"
+    assert not Path(f"{place}.next").exists()
 
 
 def test_a_repository_is_an_address_or_one_of_ours() -> None:

@@ -12,6 +12,7 @@ import './git.js'
 import './identities.js'
 import './rest.js'
 import './specs.js'
+import './snippets.js'
 import './end.js'
 
 async function main() {

@@ -23,10 +23,21 @@ from forkyard.models.specs import Size, Spec, Step
 INSIDE = "http://git.forkyard.internal"
 #: Theirs, which clients and people have written down.
 _HOSTED = "https://git.freestyle.sh/"
-_SETUP_ONLY = ("freestyle-run-command-", "freestyle-wait-for-")
+_WAITS = "freestyle-wait-for-"
+_SETUP_ONLY = ("freestyle-run-command-", _WAITS)
 _NO_LIMIT_S = 86400.0
 _UNIT_S = 3600.0
 _OUTSIDE_PORT = 443
+#: A clone over one of a layer below, as dev servers have it (a template's files, then those of the repository). What is not
+#: in git, such as installed packages, stays; the old index tells git which files are to go.
+_OVER = """set -e
+if [ -d {path}/.git ]; then
+  mv {path}/.git/index {next}/.git/index && rm -rf {path}/.git && mv {next}/.git {path}/.git && rm -rf {next}
+  git -C {path} reset -q --hard
+else
+  rmdir {path} 2>/dev/null || true
+  mv -T {next} {path}
+fi"""
 IDLE_S = 300.0
 
 
@@ -43,6 +54,8 @@ class Plan:
     idle_s: float | None = IDLE_S
     #: Ids or names of hosted repositories that are cloned.
     repos: list[str] = field(default_factory=list)
+    #: Where the layers so far have cloned something.
+    _cloned: set[str] = field(default_factory=set)
     _setup_only: set[str] = field(default_factory=set)
 
     def spec(self) -> Spec:
@@ -172,7 +185,12 @@ def _git(layer: models.Layer, made: Plan) -> Iterator[Step]:
     for wanted in git.repos or layer.git_repos or ():
         url = _url(wanted.repo, made)
         path = wanted.path or layer.workdir or f"/root/{url.rstrip('/').rpartition('/')[2].removesuffix('.git')}"
-        yield _step(git={"url": url, "path": path, "rev": wanted.rev})
+        if path in made._cloned or made.snapshot_id or layer.snapshot_id:
+            yield _step(git={"url": url, "path": f"{path}.next", "rev": wanted.rev})
+            yield _step(run={"command": _OVER.format(path=shlex.quote(path), next=shlex.quote(f"{path}.next"))})
+        else:
+            yield _step(git={"url": url, "path": path, "rev": wanted.rev})
+        made._cloned.add(path)
 
 
 def _url(repo: str, made: Plan) -> str:
@@ -211,16 +229,28 @@ def _units(layer: models.Layer, made: Plan) -> Iterator[Step]:
         name: {bare(other) for other in (*(unit.after or ()), *(unit.requires or ()))} & units.keys()
         for name, unit in units.items()
     }
-    try:
-        order = list(TopologicalSorter(waits_for).static_order())
-    except CycleError as error:
-        raise _wrong(f"units wait for each other in a circle: {' → '.join(reversed(error.args[1]))}") from None
-    for name in order:
+    for name in _order(waits_for, made._setup_only):
         unit = units[name]
         if name in made._setup_only:
             yield _step(run=_run(unit))
         else:
             yield _step(service=service_fields(unit, made._setup_only))
+
+
+def _order(waits_for: dict[str, set[str]], setup_only: set[str]) -> Iterator[str]:
+    """One after the other what systemd starts at once: what may be waited for without being named, a service, goes before
+    a step that nothing holds back, and what only waits goes last."""
+    sorter = TopologicalSorter(waits_for)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        raise _wrong(f"units wait for each other in a circle: {' → '.join(reversed(error.args[1]))}") from None
+    ready: list[str] = []
+    while sorter.is_active():
+        ready += sorter.get_ready()
+        ready.sort(key=lambda name: (name in setup_only, name.startswith(_WAITS)))  # stable: else as they were given
+        sorter.done(ready[0])
+        yield ready.pop(0)
 
 
 def _only_sets_up(name: str, unit: models.Unit) -> bool:
