@@ -87,6 +87,8 @@ def sdk_page() -> str:
         ("Forkyard.builds", type(client.builds)),
         ("Build", forkyard.Build),
         ("Spec", forkyard.Spec),
+        ("Forkyard.runs", type(client.runs)),
+        ("Forkyard.cron", type(client.cron)),
         ("Forkyard.events", type(client.events)),
         ("Forkyard.keys", type(client.keys)),
         ("Forkyard.git", type(client.git)),

@@ -123,6 +123,7 @@ _MODULES = {
         "ReviewVerdict",
         "StepResult",
     ),
+    "forkyard.models.runs": ("RunCreate", "RunInfo", "RunLog", "RunOutcome", "ScheduleInfo"),
     "forkyard.models.specs": ("GitRepo",),
     "forkyard.models.ssh": ("SshAccess", "SshDoor", "SshKeyInfo"),
     "forkyard.models.volumes": ("SandboxVolume", "Volume", "VolumeInfo", "VolumeVersionInfo"),
@@ -337,6 +338,10 @@ __all__ = [
     "ReviewStep",
     "ReviewVerdict",
     "RevisionNotFound",
+    "RunCreate",
+    "RunInfo",
+    "RunLog",
+    "RunOutcome",
     "Sandbox",
     "SandboxAction",
     "SandboxEnded",
@@ -346,6 +351,7 @@ __all__ = [
     "SandboxNotFound",
     "SandboxUsage",
     "SandboxVolume",
+    "ScheduleInfo",
     "Secret",
     "SecretInfo",
     "ServiceInfo",
@@ -551,6 +557,7 @@ if TYPE_CHECKING:
         ReviewVerdict,
         StepResult,
     )
+    from forkyard.models.runs import RunCreate, RunInfo, RunLog, RunOutcome, ScheduleInfo
     from forkyard.models.specs import GitRepo
     from forkyard.models.ssh import SshAccess, SshDoor, SshKeyInfo
     from forkyard.models.volumes import SandboxVolume, Volume, VolumeInfo, VolumeVersionInfo

@@ -130,7 +130,15 @@ async def serve(settings: Settings) -> None:
             names = settings.allowed_hosts.replace(",", " ").split()
             names += [settings.preview_domain] if settings.preview_domain else []
             gateway = Gateway(
-                create_app(control, allowed_hosts=names, hosting=hosting, builds=builds, dev_servers=servers),
+                create_app(
+                    control,
+                    allowed_hosts=names,
+                    hosting=hosting,
+                    builds=builds,
+                    dev_servers=servers,
+                    runs=runs,
+                    schedules=schedules,
+                ),
                 control,
                 api_hosts=names,
             )

@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,6 +18,8 @@ from fastapi import FastAPI
 from forkyard import Forkyard
 from forkyard.api.app import create_app
 from forkyard.builds.builds import Builds
+from forkyard.builds.runs import Runs
+from forkyard.builds.schedules import Schedules
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import ExecNotFound, FileMissing, ForkyardError
 from forkyard.git.hosting import GitHosting
@@ -183,7 +186,9 @@ async def running_world(directory: Path) -> AsyncIterator[World]:
     await hosting.start()
     builds = Builds(control, directory / "builds")
     await builds.start()
-    app = create_app(control, allowed_hosts=["forkyard.example"], hosting=hosting, builds=builds)
+    runs = Runs(control, builds)
+    parts: dict[str, Any] = {"hosting": hosting, "builds": builds, "runs": runs, "schedules": Schedules(control, runs)}
+    app = create_app(control, allowed_hosts=["forkyard.example"], **parts)
     transport = httpx.ASGITransport(app)
     headers = {"Authorization": f"Bearer {key}"}
     async with httpx.AsyncClient(

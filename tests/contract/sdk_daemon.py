@@ -198,7 +198,14 @@ class Daemon:
         self.socket.unlink(missing_ok=True)
         unix = socket.socket(socket.AF_UNIX)
         unix.bind(str(self.socket))
-        app = create_app(self._control, hosting=self.hosting, builds=self.builds, dev_servers=self.dev_servers)
+        app = create_app(
+            self._control,
+            hosting=self.hosting,
+            builds=self.builds,
+            dev_servers=self.dev_servers,
+            runs=self.runs,
+            schedules=self.schedules,
+        )
         self._freestyle = Freestyle(app, self._control, self.hosting, self.builds, self.runs, self.schedules)
         self._e2b = E2b(self._freestyle, self._control, self.builds, default_user=getpass.getuser())
         config = uvicorn.Config(

@@ -12,7 +12,7 @@ from ..vm.test_docs import ROOT, python_of  # noqa: TID252
 from .sdk_daemon import running_daemon
 
 
-@pytest.mark.parametrize("page", ["network.md", "previews.md"])
+@pytest.mark.parametrize("page", ["network.md", "previews.md", "runs.md"])
 def test_the_python_of_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path) -> None:
     program = tmp_path / f"{Path(page).stem}.py"
     program.write_text(python_of((ROOT / "docs" / page).read_text()))

@@ -49,7 +49,12 @@ from forkyard.api.routes import (
 from forkyard.api.routes import (
     dev_servers as dev_servers_routes,
 )
+from forkyard.api.routes import (
+    runs as runs_routes,
+)
 from forkyard.builds.builds import Builds
+from forkyard.builds.runs import Runs
+from forkyard.builds.schedules import Schedules
 from forkyard.control.plane import ControlPlane
 from forkyard.dev.servers import DevServers
 from forkyard.errors import Forbidden, InternalError, InvalidRequest, Unauthenticated
@@ -68,6 +73,7 @@ _TAGS = [
     {"name": "services", "description": str(services.__doc__)},
     {"name": "images", "description": str(images.__doc__)},
     {"name": "dev servers", "description": str(dev_servers_routes.__doc__)},
+    {"name": "runs", "description": str(runs_routes.__doc__)},
     {"name": "files", "description": str(files.__doc__)},
     {"name": "volumes", "description": str(volumes.__doc__)},
     {"name": "events", "description": "Every change of a sandbox's state, with its cause."},
@@ -88,9 +94,11 @@ def create_app(
     hosting: GitHosting | None = None,
     builds: Builds | None = None,
     dev_servers: DevServers | None = None,
+    runs: Runs | None = None,
+    schedules: Schedules | None = None,
 ) -> FastAPI:
     """`allowed_hosts`: names the daemon is reached by, besides localhost and addresses. `hosting`: else no git.
-    `builds`: else no specs. `dev_servers`: else none."""
+    `builds`: else no specs. `dev_servers`, `runs`, `schedules`: else none."""
     app = FastAPI(
         title="Forkyard",
         version=forkyard.__version__,
@@ -106,6 +114,8 @@ def create_app(
     app.state.git = hosting
     app.state.builds = builds
     app.state.dev_servers = dev_servers
+    app.state.runs = runs
+    app.state.schedules = schedules
     api = APIRouter(prefix=PREFIX, responses=documented(Unauthenticated, Forbidden, InvalidRequest, InternalError))
     for router in (
         system.router,
@@ -118,6 +128,7 @@ def create_app(
         services.router,
         code.router,
         dev_servers_routes.router,
+        runs_routes.router,
         execs.router,
         terminal.router,
         files.streams,

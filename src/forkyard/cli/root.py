@@ -51,6 +51,8 @@ COMMANDS = {
     "contexts": "code",
     "services": "services",
     "images": "images",
+    "runs": "runs",
+    "cron": "cron",
     "doctor": "daemon",
     "bench": "daemon",
     "domains": "domains",

@@ -23,6 +23,7 @@ from forkyard.models.code import CodeRun, ContextCreate
 from forkyard.models.dev_servers import DevServerCreate
 from forkyard.models.network import EgressPolicy, EgressRule, NetworkPolicy, Preset, Secret
 from forkyard.models.reviews import ReviewPlan
+from forkyard.models.runs import RunCreate, ScheduleCreate, ScheduleUpdate
 from forkyard.models.specs import GitRepo
 from forkyard.models.ssh import SshAccessCreate, SshKeyCreate
 from forkyard.models.volumes import VolumeCreate
@@ -52,6 +53,18 @@ def sandbox_create(**fields: Any) -> SandboxCreate:
 
 def sandbox_update(**fields: Any) -> SandboxUpdate:
     return _valid(SandboxUpdate, {name: value for name, value in fields.items() if value is not UNCHANGED})
+
+
+def run_create(**fields: Any) -> RunCreate:
+    return _valid(RunCreate, fields)
+
+
+def schedule_create(**fields: Any) -> ScheduleCreate:
+    return _valid(ScheduleCreate, fields)
+
+
+def schedule_update(**fields: Any) -> ScheduleUpdate:
+    return _valid(ScheduleUpdate, {name: value for name, value in fields.items() if value is not None})
 
 
 def sandbox_resize(**fields: int | None) -> SandboxResize:

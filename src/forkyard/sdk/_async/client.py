@@ -39,6 +39,7 @@ from forkyard.sdk._async.identities import AsyncIdentities
 from forkyard.sdk._async.images import AsyncImages, credentials, send_ahead
 from forkyard.sdk._async.recordings import AsyncRecordings
 from forkyard.sdk._async.reviews import AsyncReviews
+from forkyard.sdk._async.runs import AsyncCron, AsyncRuns
 from forkyard.sdk._async.sandbox import AsyncSandbox
 from forkyard.sdk._async.secrets import AsyncSecrets
 from forkyard.sdk._async.snapshots import AsyncSnapshot, AsyncSnapshots, reference
@@ -82,6 +83,8 @@ class AsyncForkyard:
         self.builds = AsyncBuilds(self._transport)
         self.images = AsyncImages(self._transport)
         self.dev_servers = AsyncDevServers(self._transport)
+        self.runs = AsyncRuns(self._transport)
+        self.cron = AsyncCron(self._transport)
         self.events = AsyncEvents(self._transport)
         self.keys = AsyncKeys(self._transport)
         self.git = AsyncGit(self._transport)

@@ -40,6 +40,7 @@ from forkyard.sdk._sync.identities import Identities
 from forkyard.sdk._sync.images import Images, credentials, send_ahead
 from forkyard.sdk._sync.recordings import Recordings
 from forkyard.sdk._sync.reviews import Reviews
+from forkyard.sdk._sync.runs import Cron, Runs
 from forkyard.sdk._sync.sandbox import Sandbox
 from forkyard.sdk._sync.secrets import Secrets
 from forkyard.sdk._sync.snapshots import Snapshot, Snapshots, reference
@@ -83,6 +84,8 @@ class Forkyard:
         self.builds = Builds(self._transport)
         self.images = Images(self._transport)
         self.dev_servers = DevServers(self._transport)
+        self.runs = Runs(self._transport)
+        self.cron = Cron(self._transport)
         self.events = Events(self._transport)
         self.keys = Keys(self._transport)
         self.git = Git(self._transport)
