@@ -30,7 +30,7 @@ test-fast: ## Tests without VMs: pure modules, agent on the host, API and SDK on
 	@$(PYTEST) tests/unit tests/contract tests/compat/test_e2b_wire.py tests/compat/test_freestyle_wire.py
 
 test-vm: ## Tests on real VMs, and in a browser
-	@$(PYTEST) tests/integration tests/vm tests/web
+	@$(PYTEST) --no-loadscope-reorder tests/integration tests/vm tests/web
 
 test-compat: ## Published clients of other services against ours; writes the tables in docs/compat.md
 	@scripts/compat-clients >/dev/null

@@ -25,6 +25,21 @@ from forkyard.settings import Settings
 
 pytestmark = pytest.mark.timeout(300)
 
+#: Begun first, so that no worker is left alone with one of them at the end.
+LONGEST = (
+    "test_spec_steps",
+    "test_images",
+    "test_docs",
+    "test_dev_server",
+    "test_attacks",
+    "test_faults",
+    "test_volumes",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
 
 @dataclass
 class Daemon:
