@@ -115,7 +115,8 @@ async def _start(guest: Guest, service: Service, verb: Verb, *, wait: bool = Tru
 
 async def _not_ready(guest: Guest, service: Service, what: str) -> ServiceNotReady:
     state = await unit_state(guest, service.name)
-    last = state.log.strip().splitlines()[-1:] or ["it printed nothing"]
+    said = [line for line in state.log.strip().splitlines() if " systemd[1]: " not in line]
+    last = said[-1:] or ["it printed nothing"]
     return ServiceNotReady(
         f"service {service.name} {what}; it is {state.active} ({state.sub}, {state.result}): {last[0][:300]}",
         service=service.name,

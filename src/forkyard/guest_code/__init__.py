@@ -9,6 +9,7 @@ events, one JSON object a line. Stdlib only, and what a kernel brings itself; im
 | `events.py` | what is told of a run, with its bounds |
 | `jupyter.py` | Python, by a Jupyter kernel |
 | `setup_python.py` | what is added to that kernel: tables and charts as data |
+| `charts.py` | what a figure shows |
 | `piped.py` | languages whose worker is a program at the end of pipes: bash, JavaScript |
 
 Requests: `{"op": "run", "id", "code", "language", "env", "timeout_s"}`, `{"op": "interrupt", "id"}`, `{"op": "restart", "id"}`.

@@ -34,6 +34,14 @@ import os as _os, sys as _sys
 _sys._forkyard_env = {name: _os.environ.get(name) for name in %(env)r}
 _os.environ.update(%(env)r)
 """
+#: Leaves no name behind.
+_SET_UP = """
+_forkyard = {}
+exec(%r, _forkyard)
+exec(%r, _forkyard)
+_forkyard["set_up"](_forkyard["chart"])
+del _forkyard
+"""
 _RESET_ENV = """
 import os as _os, sys as _sys
 for _name, _value in _sys._forkyard_env.items():
@@ -90,7 +98,7 @@ class Jupyter(Kernel):
             socket.setsockopt(zmq.RCVHWM, 0)
             socket.connect(f"ipc://{prefix}-{_PORTS[name]}")
         self._until_heard(words)
-        self._silently(str((pkgutil.get_data(__package__, "setup_python.py") or b"").decode()))
+        self._silently(_SET_UP % (_source("charts.py"), _source("setup_python.py")))
 
     def _until_heard(self, words: Path) -> None:
         """What is published before a subscription has arrived is lost, so it is asked until an echo comes."""
@@ -210,3 +218,7 @@ def _tell(run: Run, message: Message, mine: bool) -> None:
             run.result(content["data"], main=True)
         case "error" if mine:
             run.exception(content["ename"], content["evalue"], "\n".join(content["traceback"]))
+
+
+def _source(name: str) -> str:
+    return (pkgutil.get_data(__package__, name) or b"").decode()
