@@ -14,7 +14,7 @@ import pytest
 from forkyard.guest import code
 
 from ..contract.sdk_daemon import running_daemon  # noqa: TID252
-from .clients import HERE, Client, Run, check_table, clients
+from .clients import HERE, Client, Run, check_table, clients, places
 
 CLIENTS = {
     "pypi": clients("pypi", "e2b-code-interpreter"),
@@ -33,6 +33,7 @@ def _calls(kind: str) -> list[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Client, Run]]:
     started: dict[Client, Run] = {}
+    (python,) = places("ipykernel").values()
     with pytest.MonkeyPatch.context() as patch, running_daemon() as daemon:
         patch.setattr(code, "FOLDER", str(tmp_path_factory.mktemp("code")))
         code.bundle.cache_clear()
@@ -42,8 +43,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Client, Run]]
                     "E2B_API_KEY": daemon.cli("keys", "create", "e2b", "--format", "e2b").stdout.strip(),
                     "E2B_API_URL": daemon.url,
                     "E2B_SANDBOX_URL": daemon.url,
-                    # This machine's own python3 has no kernel; that of these tests has.
-                    "COMPAT_PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
+                    # This machine's own python3 has no kernel.
+                    "COMPAT_PATH": f"{Path(python).parent}:/usr/local/bin:/usr/bin:/bin",
                 }
                 started[client] = Run(client, PROGRAMS[client.kind], env)
             yield started

@@ -10,6 +10,7 @@ import struct
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -60,7 +61,7 @@ CONTROL = [
 ]
 NOT_SERVED = [
     ("POST", "/templates"),
-    ("GET", "/volumecontent/x/path"),
+    ("GET", "/volumecontent"),
     ("GET", "/teams"),
     ("PATCH", "/sandboxes/x"),
     ("GET", "/sandboxes/x/nothing"),
@@ -143,6 +144,13 @@ def unreal_sandbox(unreal_api: httpx.Client) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
+def unreal_volume(unreal_api: httpx.Client) -> dict[str, str]:
+    made = unreal_api.post("/volumes", json={"name": "files"})
+    assert made.status_code == 201
+    return dict(made.json())
+
+
+@pytest.fixture(scope="module")
 def unreal_envd(unreal: Daemon, unreal_sandbox: dict[str, str]) -> Iterator[httpx.Client]:
     with _envd(unreal, unreal_sandbox) as client:
         yield client
@@ -191,6 +199,35 @@ def test_routing_headers_count_for_nothing_on_a_host_of_a_sandbox(daemon: Daemon
     headers = {"Host": f"3000-{sandbox['sandboxID']}.localhost", "E2b-Sandbox-Id": sandbox["sandboxID"]}
     assert httpx.get(f"{daemon.url}/health", headers=headers).status_code != 204
     assert httpx.get(f"{daemon.url}/health", headers={**headers, "Host": "evil.example"}).status_code != 204
+
+
+def test_contexts_that_are_not_open_to_all_are_opened_by_the_token_of_the_ports(
+    daemon: Daemon, api: httpx.Client, sandbox: dict[str, str]
+) -> None:
+    body = {"templateID": "base", "timeout": 600, "network": {"allowPublicTraffic": False}}
+    shut = api.post("/v2/sandboxes", json=body).json()
+    assert "trafficAccessToken" not in sandbox
+    token = {"E2b-Traffic-Access-Token": shut["trafficAccessToken"]}
+
+    def contexts(headers: dict[str, str]) -> int:
+        host = {"Host": f"49999-{shut['sandboxID']}.localhost"}
+        return httpx.get(f"{daemon.url}/contexts", headers={**host, **headers}).status_code
+
+    assert contexts({}) == 401
+    assert contexts({"E2b-Traffic-Access-Token": "x" * 64}) == 401
+    assert contexts(token) == 200
+    assert api.delete(f"/sandboxes/{shut['sandboxID']}").status_code == 204
+
+
+def test_the_files_of_a_volume_are_there_for_whoever_has_its_token(
+    unreal_api: httpx.Client, unreal_volume: dict[str, str]
+) -> None:
+    other = unreal_api.post("/volumes", json={"name": "another"}).json()
+    path = f"/volumecontent/{unreal_volume['volumeID']}/file?path=/a"
+    for token, status in ((unreal_volume["token"], 404), (other["token"], 401), ("x", 401)):
+        assert unreal_api.get(path, headers={"Authorization": f"Bearer {token}"}).status_code == status
+    nothing = unreal_api.get("/volumecontent/nothing/file?path=/a", headers={"Authorization": "Bearer x"})
+    assert nothing.status_code == 401
 
 
 @pytest.mark.parametrize("path", ["/init", "/freeze", "/unfreeze", "/collapse", "/fsfreeze", "/fsthaw", "/upgrade"])
@@ -426,6 +463,108 @@ def test_no_upload_breaks_the_files(unreal_envd: httpx.Client, kind: str, body: 
             "/files", params={"path": "/tmp/x"}, content=body, headers={"Content-Type": kind, **gzip}
         )
         assert answer.status_code == 200 or (answer.status_code < 500 and _is_error(answer)), answer.text
+
+
+_CODE = [
+    ("POST", "/execute"),
+    ("POST", "/contexts"),
+    ("GET", "/contexts"),
+    ("POST", "/contexts/X/restart"),
+    ("DELETE", "/contexts/X"),
+    ("PUT", "/execute"),
+    ("GET", "/health"),
+    ("POST", "/"),
+]
+_code_fields = ["code", "context_id", "language", "env_vars", "cwd"]
+_code_body = st.one_of(
+    st.dictionaries(st.sampled_from(_code_fields), _json, max_size=5).map(lambda it: json.dumps(it).encode()),
+    st.fixed_dictionaries(
+        {"code": st.text(max_size=40)},
+        optional={
+            "language": st.sampled_from(["python", "js", "bash", "cobol", ""]),
+            "context_id": st.text(max_size=50),
+            "cwd": st.text(max_size=50),
+            "env_vars": st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3),
+        },
+    ).map(lambda it: json.dumps(it).encode()),
+    _body,
+)
+
+
+@_settings
+@given(st.sampled_from(_CODE), st.from_regex(r"[^/?#\x00]{1,80}", fullmatch=True), _code_body)
+def test_no_body_breaks_the_code_interpreter(
+    unreal_envd: httpx.Client, call: tuple[str, str], name: str, body: bytes
+) -> None:
+    method, path = call
+    answer = unreal_envd.request(
+        method, path.replace("X", quote(name, safe="")), content=body, headers={"E2b-Sandbox-Port": "49999"}
+    )
+    if method == "POST" and path == "/execute" and answer.status_code == 200:
+        lines = [json.loads(line) for line in answer.text.splitlines()]
+        assert lines[-1]["type"] == "end_of_execution"
+    elif path.startswith("/contexts/") and answer.status_code == 404:
+        assert "not found" in answer.text
+    else:
+        assert answer.status_code == 200 or (answer.status_code < 500 and _is_error(answer)), answer.text
+
+
+@_settings
+@given(
+    st.sampled_from(["path", "dir", "file", "nothing"]),
+    st.sampled_from(["GET", "PUT", "POST", "PATCH", "DELETE"]),
+    st.dictionaries(st.sampled_from(["path", "uid", "gid", "mode", "force", "depth"]), st.text(max_size=12)),
+    _body,
+)
+def test_nothing_breaks_the_files_of_a_volume(
+    unreal_api: httpx.Client, unreal_volume: dict[str, str], what: str, method: str, query: dict[str, str], body: bytes
+) -> None:
+    path = f"/volumecontent/{unreal_volume['volumeID']}/{what}"
+    token = {"Authorization": f"Bearer {unreal_volume['token']}"}
+    answer = unreal_api.request(method, path, params=query, content=body, headers=token)
+    assert answer.status_code < 300 or (answer.status_code < 500 and _is_error(answer)), answer.text
+    assert unreal_api.request(method, path, params=query, content=body).status_code in (401, 404, 405)
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*out, number])
+
+
+#: Well-formed as protobuf goes, of fields that may be of another type.
+_wire = st.recursive(
+    st.binary(max_size=12) | st.text(max_size=8).map(str.encode),
+    lambda inner: st.lists(
+        st.one_of(
+            st.tuples(st.integers(1, 7), st.integers(0, 2**64 - 1)).map(
+                lambda it: _varint(it[0] << 3) + _varint(it[1])
+            ),
+            st.tuples(st.integers(1, 7), inner).map(lambda it: _varint(it[0] << 3 | 2) + _varint(len(it[1])) + it[1]),
+        ),
+        max_size=4,
+    ).map(b"".join),
+    max_leaves=8,
+)
+
+
+@_settings
+@given(st.sampled_from(_UNARY), _wire)
+def test_no_fields_break_a_call_in_binary(unreal_envd: httpx.Client, method: str, message: bytes) -> None:
+    answer = unreal_envd.post(f"/{method}", content=message, headers={"Content-Type": "application/proto"})
+    assert answer.status_code < 500 or answer.json()["code"] == "unimplemented", answer.text
+
+
+@_settings
+@given(st.sampled_from(_STREAMS), _wire)
+def test_no_fields_break_a_stream_in_binary(unreal_envd: httpx.Client, method: str, message: bytes) -> None:
+    headers = {"Content-Type": "application/connect+proto", "Connect-Timeout-Ms": "300"}
+    content = struct.pack(">BI", 0, len(message)) + message
+    answer = unreal_envd.post(f"/{method}", content=content, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert b'"internal"' not in answer.content, answer.content
 
 
 @given(st.binary(max_size=200))

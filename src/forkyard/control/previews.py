@@ -35,6 +35,7 @@ from forkyard.models.network import PreviewInfo
 from forkyard.store.records import SandboxRecord
 
 LINK_PARAMETER = "forkyard_link"
+TOKEN_HEADER = b"x-forkyard-preview-token"
 LINK_LIFETIME_S = 3600
 CONNECT_S = 10.0
 _LINK = re.compile(r"([0-9]{1,12})\.([0-9a-f]{32})\.([0-9a-f]{64})", re.ASCII)

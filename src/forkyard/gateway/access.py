@@ -10,8 +10,8 @@ import hmac
 from collections.abc import Iterator
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from forkyard.control.previews import LINK_PARAMETER
-from forkyard.gateway.headers import COOKIE_PREFIX, TOKEN_HEADER, Visit
+from forkyard.control.previews import LINK_PARAMETER, TOKEN_HEADER
+from forkyard.gateway.headers import COOKIE_PREFIX, Visit
 
 COOKIE_LIFETIME_S = 7 * 86400
 _LINK = LINK_PARAMETER.encode() + b"="

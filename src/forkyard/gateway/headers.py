@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from forkyard.control.previews import TOKEN_HEADER
 from forkyard.gateway.names import Target, host_port
 from forkyard.gateway.upstream import Headers
 
-TOKEN_HEADER = b"x-forkyard-preview-token"
 COOKIE_PREFIX = b"forkyard-"
 
 _HOP_BY_HOP = frozenset(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import os
 import sys
 import time
 import traceback
@@ -17,6 +18,8 @@ import traceback
 from registry import CALLS, Yard
 
 ORDER = ("sandboxes", "commands", "files", "sleep", "templates", "asynchronous", "end")
+#: What takes a machine of its own: services, memory, ports, disks.
+OF_MACHINES = ("starting", "machines", "volumes")
 
 
 def _number(version: str) -> tuple[int, ...]:
@@ -24,7 +27,7 @@ def _number(version: str) -> tuple[int, ...]:
 
 
 def main() -> None:
-    for name in ORDER:
+    for name in (*(OF_MACHINES if "COMPAT_VM" in os.environ else ()), *ORDER):
         importlib.import_module(name)
     if "--list" in sys.argv:
         print(json.dumps([(name, since) for name, since, _ in CALLS]))

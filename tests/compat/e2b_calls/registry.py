@@ -35,6 +35,7 @@ class Yard:
         self.metadata = {"purpose": "test & more", "run": str(time.time_ns())}
         self.template = ""  # one that was built
         self.sbx: Any = None
+        self.volume: Any = None
         self.loop = asyncio.new_event_loop()  # one: the package keeps connections
 
     def path(self, name: str) -> str:

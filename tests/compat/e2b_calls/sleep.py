@@ -118,10 +118,3 @@ def _(y: Yard) -> None:
     assert y.e2b.Volume.get_info(made.volume_id).name == name
     assert y.e2b.Volume.destroy(made.volume_id) is True
     assert y.e2b.Volume.destroy(made.volume_id) is False
-
-
-@call("Volume: files of one without a sandbox: not served", "2.43")
-def _(y: Yard) -> None:
-    made = y.e2b.Volume.create(f"v{time.time_ns()}")
-    expect(Exception, lambda: made.list("/"))
-    assert y.e2b.Volume.destroy(made.volume_id)

@@ -33,6 +33,14 @@ class Yard:
         self.sbx: Any = None
 
 
+if "COMPAT_VM" in os.environ:
+
+    @call("Template.build: code-interpreter-v1, pip_install")
+    def _(y: Any) -> None:
+        template = y.package.Template().from_template("code-interpreter-v1").pip_install(["matplotlib", "pandas"])
+        y.package.Template.build(template, "code-interpreter-v1")
+
+
 @call("Sandbox.create (code-interpreter-v1)")
 def _(y: Any) -> None:
     y.sbx = y.package.Sandbox.create(timeout=1200, envs=y.envs)
@@ -80,8 +88,8 @@ def _(y: Any) -> None:
 @call("run_code: envs")
 def _(y: Any) -> None:
     code = "import os; os.environ.get('ONCE', 'nothing')"
-    assert y.sbx.run_code(code, envs={"ONCE": "here"}).text == "'here'"
-    assert y.sbx.run_code(code).text == "'nothing'"
+    assert y.sbx.run_code(code, envs={"ONCE": "here"}).text == "here"
+    assert y.sbx.run_code(code).text == "nothing"
 
 
 @call("run_code: display, html, json")
@@ -126,6 +134,141 @@ def _(y: Any) -> None:
     assert "".join(done.logs.stdout) == "from bash\n"
 
 
+@call("run_code: bash in a cell (!)")
+def _(y: Any) -> None:
+    assert "".join(y.sbx.run_code("!echo from a cell").logs.stdout).split() == ["from", "a", "cell"]
+
+
+@call("run_code: javascript, remembers")
+def _(y: Any) -> None:
+    done = y.sbx.run_code("const n = 20; console.log('hello'); n + 1", language="javascript")
+    assert (done.text, done.error) == ("21", None)
+    assert "".join(done.logs.stdout) == "hello\n"
+    assert y.sbx.run_code("n * 2", language="js").text == "40"
+    failed = y.sbx.run_code("null.x", language="js")
+    assert failed.error.name == "TypeError"
+    assert failed.error.traceback
+
+
+@call("run_code: javascript, envs")
+def _(y: Any) -> None:
+    assert y.sbx.run_code("process.env.ONCE", language="js", envs={"ONCE": "here"}).text == "here"
+
+
+if "COMPAT_VM" in os.environ:  # it takes a newer Node than this machine may have
+
+    @call("run_code: typescript")
+    def _(y: Any) -> None:
+        done = y.sbx.run_code("const m: number = 3; console.log(m * 2)", language="ts")
+        assert "".join(done.logs.stdout) == "6\n"
+
+
+@call("run_code: a table (pandas)")
+def _(y: Any) -> None:
+    done = y.sbx.run_code("import pandas\npandas.DataFrame({'a': [1, 2, 3], 'b': ['x', 'y', 'z']})")
+    assert done.results[0].data == {"a": [1, 2, 3], "b": ["x", "y", "z"]}
+    assert "<table" in done.results[0].html
+
+
+def _drawn(y: Any, *lines: str) -> Any:
+    done = y.sbx.run_code("\n".join(["import matplotlib.pyplot as plt", *lines, "plt.show()"]))
+    assert done.error is None, done.error
+    shown = done.results[0]
+    import base64
+
+    assert base64.b64decode(shown.png).startswith(b"\x89PNG")
+    return shown.chart
+
+
+@call("run_code: line chart")
+def _(y: Any) -> None:
+    chart = _drawn(
+        y,
+        "plt.plot([0, 1, 2], [0, 1, 4], label='squares')",
+        "plt.plot([0, 1, 2], [0, 1, 8], label='cubes')",
+        "plt.title('Powers'); plt.xlabel('Time (s)'); plt.ylabel('Size [m]')",
+    )
+    assert (type(chart).__name__, chart.title) == ("LineChart", "Powers")
+    assert (chart.x_label, chart.y_label, chart.x_unit, chart.y_unit) == ("Time (s)", "Size [m]", "s", "m")
+    assert (chart.x_scale.value, chart.y_scale.value) == ("linear", "linear")
+    assert chart.x_ticks
+    assert len(chart.x_ticks) == len(chart.x_tick_labels)
+    assert [one.label for one in chart.elements] == ["squares", "cubes"]
+    assert chart.elements[1].points == [(0, 0), (1, 1), (2, 8)]
+
+
+@call("run_code: line chart with dates and categories")
+def _(y: Any) -> None:
+    chart = _drawn(
+        y,
+        "import datetime",
+        "plt.plot([datetime.date(2030, 1, 1 + n) for n in range(3)], ['low', 'high', 'low'])",
+    )
+    assert (chart.x_scale.value, chart.y_scale.value) == ("datetime", "categorical")
+    assert chart.title is None
+    assert chart.elements[0].points[1] == ("2030-01-02", "high")
+
+
+@call("run_code: scatter chart")
+def _(y: Any) -> None:
+    chart = _drawn(y, "plt.scatter([1, 2], [3, 4], label='a')", "plt.scatter([5], [6], label='b')", "plt.yscale('log')")
+    assert type(chart).__name__ == "ScatterChart"
+    assert chart.y_scale.value == "log"
+    assert [(one.label, one.points) for one in chart.elements] == [("a", [(1, 3), (2, 4)]), ("b", [(5, 6)])]
+
+
+@call("run_code: bar chart")
+def _(y: Any) -> None:
+    chart = _drawn(y, "plt.bar(['A', 'B', 'C'], [100, 200, 300])", "plt.ylabel('Sold')")
+    assert (type(chart).__name__, chart.y_label) == ("BarChart", "Sold")
+    assert [(one.label, one.value, one.group) for one in chart.elements] == [
+        ("A", 100, "Group 0"),
+        ("B", 200, "Group 0"),
+        ("C", 300, "Group 0"),
+    ]
+    lying = _drawn(y, "plt.barh(['A', 'B'], [1, 2], label='mine')")
+    assert [(one.label, one.value, one.group) for one in lying.elements] == [("A", 1, "mine"), ("B", 2, "mine")]
+
+
+@call("run_code: pie chart")
+def _(y: Any) -> None:
+    chart = _drawn(y, "plt.pie([90, 10], labels=['No', 'Yes'], startangle=90)", "plt.title('Early?')")
+    assert (type(chart).__name__, chart.title) == ("PieChart", "Early?")
+    assert [(one.label, round(one.angle), one.radius) for one in chart.elements] == [("No", 324, 1), ("Yes", 36, 1)]
+
+
+@call("run_code: box and whisker chart")
+def _(y: Any) -> None:
+    for filled in (False, True):
+        chart = _drawn(
+            y,
+            f"plt.boxplot([[1, 2, 3, 4, 100], [5, 6, 7]], patch_artist={filled})",
+            "plt.xticks([1, 2], ['A', 'B'])",
+        )
+        assert type(chart).__name__ == "BoxAndWhiskerChart"
+        first, second = chart.elements
+        assert (first.label, first.first_quartile, first.median, first.third_quartile) == ("A", 2, 3, 4)
+        assert (first.min, first.max, first.outliers) == (1, 4, [100])
+        assert (second.label, second.median, second.outliers) == ("B", 6, [])
+
+
+@call("run_code: several charts in one figure")
+def _(y: Any) -> None:
+    chart = _drawn(
+        y,
+        "figure, (one, two) = plt.subplots(1, 2)",
+        "one.plot([1, 2], [3, 4]); two.bar(['A'], [1]); figure.suptitle('Both')",
+    )
+    assert (type(chart).__name__, chart.title) == ("SuperChart", "Both")
+    assert [type(one).__name__ for one in chart.elements] == ["LineChart", "BarChart"]
+
+
+@call("run_code: a picture that is no chart")
+def _(y: Any) -> None:
+    chart = _drawn(y, "plt.imshow([[0, 1], [1, 0]])")
+    assert chart.type.value == "unknown"
+
+
 @call("run_code: unknown language")
 def _(y: Any) -> None:
     try:
@@ -140,14 +283,16 @@ def _(y: Any) -> None:
 def _(y: Any) -> None:
     y.context = y.sbx.create_code_context(cwd="/tmp", language="python")
     assert (y.context.language, y.context.cwd) == ("python", "/tmp")
-    assert y.sbx.run_code("import os; y = 5; os.getcwd()", context=y.context).text == "'/tmp'"
+    assert y.sbx.run_code("import os; y = 5; os.getcwd()", context=y.context).text == "/tmp"
     done = y.sbx.run_code("y")
     assert done.error.name == "NameError"
 
 
 @call("list_code_contexts")
 def _(y: Any) -> None:
-    assert y.context.id in [one.id for one in y.sbx.list_code_contexts()]
+    found = y.sbx.list_code_contexts()
+    assert y.context.id in [one.id for one in found]
+    assert {"python", "javascript"} <= {one.language for one in found}
 
 
 @call("restart_code_context")
@@ -178,10 +323,20 @@ def _(y: Any) -> None:
         sbx = await y.package.AsyncSandbox.connect(y.sbx.sandbox_id)
         assert (await sbx.run_code("6 * 7")).text == "42"
         context = await sbx.create_code_context()
-        assert (await sbx.run_code("'in it'", context=context)).text == "'in it'"
+        assert (await sbx.run_code("'in it'", context=context)).text == "in it"
         await sbx.remove_code_context(context)
 
     asyncio.new_event_loop().run_until_complete(main())
+
+
+@call("create_code_context: a sandbox that is not open to all")
+def _(y: Any) -> None:
+    made = y.package.Sandbox.create(timeout=300, envs=y.envs, network={"allow_public_traffic": False})
+    assert made.traffic_access_token
+    context = made.create_code_context(language="bash")
+    assert context.id in [one.id for one in made.list_code_contexts()]
+    made.remove_code_context(context)
+    assert made.kill()
 
 
 @call("commands and files beside code")

@@ -34,7 +34,7 @@ call('runCode: error', async (y) => {
 
 call('runCode: envs', async (y) => {
   const done = await y.sbx.runCode("import os; os.environ['ONCE']", { envs: { ONCE: 'here' } })
-  assert.equal(done.text, "'here'")
+  assert.equal(done.text, 'here')
 })
 
 call('runCode: timeout', async (y) => {
@@ -47,9 +47,24 @@ call('runCode: bash', async (y) => {
   assert.equal(done.logs.stdout.join(''), 'from bash\n')
 })
 
+call('runCode: javascript', async (y) => {
+  assert.equal((await y.sbx.runCode('const n = 20; n + 1', { language: 'js' })).text, '21')
+  assert.equal((await y.sbx.runCode('n * 2', { language: 'javascript' })).text, '40')
+})
+
+call('runCode: charts', async (y) => {
+  const begin = 'import matplotlib.pyplot as plt\n'
+  const line = await y.sbx.runCode(`${begin}plt.plot([0, 1], [2, 3], label='it'); plt.xlabel('t (s)'); plt.show()`)
+  assert(line.results[0].png.startsWith('iVBOR'))
+  const { type, x_unit, elements } = line.results[0].chart
+  assert.deepEqual([type, x_unit, elements], ['line', 's', [{ label: 'it', points: [[0, 2], [1, 3]] }]])
+  const bar = await y.sbx.runCode(`${begin}plt.bar(['A', 'B'], [1, 2]); plt.show()`)
+  assert.deepEqual(bar.results[0].chart.elements.map((one) => [one.label, one.value]), [['A', 1], ['B', 2]])
+})
+
 call('createCodeContext, listCodeContexts, restartCodeContext, removeCodeContext', async (y) => {
   const context = await y.sbx.createCodeContext({ cwd: '/tmp' })
-  assert.equal((await y.sbx.runCode('import os; y = 5; os.getcwd()', { context })).text, "'/tmp'")
+  assert.equal((await y.sbx.runCode('import os; y = 5; os.getcwd()', { context })).text, '/tmp')
   assert((await y.sbx.listCodeContexts()).some((one) => one.id === context.id))
   await y.sbx.restartCodeContext(context)
   assert.equal((await y.sbx.runCode('y', { context })).error.name, 'NameError')

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from forkyard.compat.e2b import models, users
 from forkyard.compat.e2b.connect import known, until_gone
 from forkyard.compat.e2b.errors import Refused
+from forkyard.compat.e2b.traffic import HEADER, Traffic
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import ContextNotFound
 from forkyard.models import SandboxInfo
@@ -34,6 +35,9 @@ from forkyard.models.code import (
 
 PORT = 49999
 LANGUAGES = frozenset({"python", "javascript", "typescript", "bash"})
+_SHORT = {"js": "javascript", "ts": "typescript"}
+#: Contexts that every sandbox has: named after their language, and made when they are first used.
+_DEFAULTS = ("python", "javascript")
 _ENDS = {
     "died": ("ContextDied", "the process that ran the code ended; its variables are lost"),
     "interrupted": ("Interrupted", "the code was interrupted"),
@@ -42,14 +46,18 @@ _ENDS = {
 
 
 class CodeInterpreter:
-    def __init__(self, control: ControlPlane) -> None:
+    def __init__(self, control: ControlPlane, traffic: Traffic) -> None:
+        self._traffic = traffic
         self._code = control.code
+        self._sandboxes = control.sandboxes
 
-    @staticmethod
-    def is_open(info: SandboxInfo, request: Request) -> bool:
-        """Clients send the token with code alone. What they do to contexts is open to whoever knows the sandbox, as its
-        other ports are, unless those are not."""
-        return request.url.path != "/execute" and info.network.ingress.access != "token"
+    def is_open(self, info: SandboxInfo, request: Request) -> bool:
+        """Clients send envd's token with code alone. What they do to contexts is open to whoever knows the sandbox, as its
+        other ports are; if those are not, to whoever has their token."""
+        if request.url.path == "/execute":
+            return False
+        given = request.headers.get(HEADER, "")
+        return info.network.ingress.access != "token" or self._traffic.opens(info.id, given)
 
     async def serve(self, sandbox_id: str, request: Request) -> Response:
         match request.method, request.url.path.strip("/").split("/"):
@@ -60,30 +68,35 @@ class CodeInterpreter:
             case "POST", ["contexts"]:
                 return await self._create(sandbox_id, request)
             case "GET", ["contexts"]:
-                return JSONResponse([_context(one) for one in await self._code.list(sandbox_id)])
+                return await self._listed(sandbox_id, request)
             case "POST", ["contexts", context_id, "restart"]:
-                return await self._restart(sandbox_id, context_id)
+                return await self._changed(context_id, self._code.restart(sandbox_id, context_id))
             case "DELETE", ["contexts", context_id]:
-                return await self._remove(sandbox_id, context_id)
+                return await self._changed(context_id, self._code.delete(sandbox_id, context_id))
         raise Refused(404, f"{request.method} {request.url.path[:200]} is not served here")
 
     async def _create(self, sandbox_id: str, request: Request) -> Response:
         body = await models.read(request, models.NewContext)
         wanted = _wanted(users.of_header(request), _language(body.language), body.cwd)
+        if body.cwd:
+            async with self._sandboxes.use(sandbox_id) as guest:
+                if not await guest.exists(wanted.cwd or ""):
+                    await guest.mkdir(wanted.cwd or "", user=wanted.user)
         return JSONResponse(_context(await self._code.create(sandbox_id, wanted)))
 
-    async def _restart(self, sandbox_id: str, context_id: str) -> Response:
-        try:
-            await self._code.restart(sandbox_id, context_id)
-        except ContextNotFound:
-            return _no_context(context_id)
-        return Response(status_code=200)
+    async def _listed(self, sandbox_id: str, request: Request) -> Response:
+        found = [_context(one) for one in await self._code.list(sandbox_id)]
+        known = {one["id"] for one in found}
+        home = _wanted(users.of_header(request), "python", None).cwd
+        waiting = [{"id": name, "language": name, "cwd": home} for name in _DEFAULTS if name not in known]
+        return JSONResponse([*waiting, *found])
 
-    async def _remove(self, sandbox_id: str, context_id: str) -> Response:
+    async def _changed(self, context_id: str, change: Awaitable[object]) -> Response:
         try:
-            await self._code.delete(sandbox_id, context_id)
+            await change
         except ContextNotFound:
-            return _no_context(context_id)
+            if context_id not in _DEFAULTS:  # those have nothing yet that could change
+                return _no_context(context_id)
         return Response(status_code=200)
 
     async def _execute(self, sandbox_id: str, request: Request) -> Response:
@@ -113,6 +126,7 @@ def _wanted(user: users.User, language: str, cwd: str | None) -> ContextCreate:
 
 def _language(given: str | None) -> str:
     language = (given or "python").lower()
+    language = _SHORT.get(language, language)
     if language not in LANGUAGES:
         raise Refused(400, f"language {language[:40]!r} is not served here; {', '.join(sorted(LANGUAGES))} are")
     return language
@@ -146,6 +160,13 @@ async def _lines(events: AsyncIterator[CodeEvent]) -> AsyncIterator[dict[str, An
 def _result(result: CodeResult) -> dict[str, Any]:
     names = ("text", "html", "markdown", "svg", "png", "jpeg", "pdf", "latex", "javascript", "chart")
     found = {name: value for name in names if (value := getattr(result, name)) is not None}
+    if (
+        result.text is not None
+        and len(result.text) > 1
+        and result.text[0] == result.text[-1]
+        and result.text[0] in "'\""
+    ):
+        found["text"] = result.text[1:-1]  # what a string says, not how it is written
     if result.json_value is not None:
         found["json"] = result.json_value
     if result.data is not None:

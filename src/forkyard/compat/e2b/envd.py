@@ -29,6 +29,7 @@ from forkyard.compat.e2b.filesystem import Files
 from forkyard.compat.e2b.measuring import measured
 from forkyard.compat.e2b.notes import Note, is_up
 from forkyard.compat.e2b.process import Processes
+from forkyard.compat.e2b.traffic import Traffic
 from forkyard.compat.e2b.watching import Watches
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import CommandNotFound, FileConflict, ForkyardError, NotFound, SandboxEnded, SandboxNotFound
@@ -48,10 +49,10 @@ Streaming = Callable[[str, Request], Awaitable[Response]]
 
 
 class Envd:
-    def __init__(self, control: ControlPlane, default_user: str) -> None:
+    def __init__(self, control: ControlPlane, traffic: Traffic, default_user: str) -> None:
         self._control = control
         self._default_user = default_user
-        self._code = CodeInterpreter(control)
+        self._code = CodeInterpreter(control, traffic)
         process, files = Processes(control), Files(control)
         self._watches = watches = Watches(control)
         self._unary: dict[str, Unary] = {
@@ -141,7 +142,7 @@ class Envd:
                 return not_running(sandbox_id)
             if path == "/health" and not code:
                 return Response(status_code=204) if is_up(info.state) else not_running(sandbox_id)
-            if not (code and CodeInterpreter.is_open(info, request)):
+            if not (code and self._code.is_open(info, request)):
                 self._admit(sandbox_id, request)
             note = Note.of(info)
             request.state.default_user = users.User(

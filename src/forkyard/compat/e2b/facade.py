@@ -25,13 +25,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forkyard.builds.builds import Builds
 from forkyard.builds.templates import Templates
-from forkyard.compat.e2b import code
+from forkyard.compat.e2b import code, traffic
 from forkyard.compat.e2b.envd import PORT, Envd
 from forkyard.compat.e2b.errors import Failed, Refused, answer, status_of
 from forkyard.compat.e2b.sandboxes import Sandboxes
 from forkyard.compat.e2b.secrets import SecretRoutes
 from forkyard.compat.e2b.snapshots import Snapshots
 from forkyard.compat.e2b.templates import TemplateRoutes
+from forkyard.compat.e2b.traffic import Traffic
+from forkyard.compat.e2b.volume_files import VolumeFiles
 from forkyard.compat.e2b.volumes import VolumeRoutes
 from forkyard.compat.hosts import host_name, is_local
 from forkyard.control.plane import ControlPlane
@@ -45,6 +47,7 @@ _ROOTS = re.compile(
     r"access-tokens|api-keys|events)(/|$)"
 )
 _UPLOAD = re.compile(r"/templates/(?P<template_id>.+)/files/(?P<hash>[^/]+)")
+_VOLUME_FILE = re.compile(r"/volumecontent/(?P<volume_id>[^/]{1,128})/(?P<what>[^/]{1,64})")
 _ROUTING = (b"host", b"e2b-sandbox-id", b"e2b-sandbox-port", b"x-access-token")
 _SANDBOX_ID = re.compile(r"[a-z][a-z0-9]{19}", re.ASCII)
 _LABEL = re.compile(r"([0-9]{1,5})-([a-z][a-z0-9]{19})(-[a-z0-9-]*)?", re.ASCII)
@@ -66,10 +69,12 @@ class E2b:
         self._app = app
         self._control = control
         self._api_hosts = frozenset(host.lower() for host in api_hosts)
-        self._envd = envd = Envd(control, default_user)
+        self._traffic = Traffic(control)
+        self._envd = envd = Envd(control, self._traffic, default_user)
         self._templates = templates = TemplateRoutes(control, Templates(control.ground.store, builds), default_user)
-        sandboxes, snapshots = Sandboxes(control, builds, templates, envd.token), Snapshots(control)
-        secrets, volumes = SecretRoutes(control), VolumeRoutes(control)
+        sandboxes, snapshots = Sandboxes(control, builds, templates, envd.token, self._traffic), Snapshots(control)
+        self._volume_files = VolumeFiles(control)
+        secrets, volumes = SecretRoutes(control), VolumeRoutes(control, self._volume_files.token)
         one, template = "/sandboxes/{sandbox_id}", "/templates/{template_id:path}"
         table: list[tuple[str, str, Handler]] = [
             ("POST", "/sandboxes", sandboxes.create),
@@ -125,12 +130,9 @@ class E2b:
         await self._envd.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        handler = self._handler(scope)
+        handler = self._handler(scope) if scope["type"] == "http" else None
         if handler is None:
-            await self._app(scope, receive, send)
+            await self._app(await self._passed_on(scope), receive, send)
             return
         begun = False
 
@@ -154,15 +156,29 @@ class E2b:
 
     # ── whose request it is ──────────────────────────────────────────────────────────────────────────────────────
 
+    async def _passed_on(self, scope: Scope) -> Scope:
+        if scope["type"] not in ("http", "websocket"):
+            return scope
+        headers = dict(scope["headers"])
+        if traffic.HEADER.encode() not in headers:
+            return scope
+        port = self._port_of(host_name(headers.get(b"host", b"").decode("latin-1")))
+        return scope if port is None else await self._traffic.exchanged(scope, *port)
+
+    def _port_of(self, name: str) -> tuple[str, int] | None:
+        """The sandbox and the port that a host is of."""
+        for suffix in (f".{self._control.previews.address.domain}", ".localhost"):
+            label = _LABEL.fullmatch(name.removesuffix(suffix)) if name.endswith(suffix) else None
+            if label is not None:
+                return label[2], int(label[1])
+        return None
+
     def _handler(self, scope: Scope) -> Handler | None:
         headers = {name: value for name, value in scope["headers"] if name in _ROUTING}
         name = host_name(headers.get(b"host", b"").decode("latin-1"))
         domain = self._control.previews.address.domain
-        for suffix in (f".{domain}", ".localhost"):
-            label = _LABEL.fullmatch(name.removesuffix(suffix)) if name.endswith(suffix) else None
-            if label is not None:
-                port = int(label[1])
-                return self._to_sandbox(label[2], port) if port in (PORT, code.PORT) else None
+        if (found := self._port_of(name)) is not None:
+            return self._to_sandbox(*found) if found[1] in (PORT, code.PORT) else None
         if not (is_local(name) or name in self._api_hosts or name in (f"api.{domain}", f"sandbox.{domain}")):
             return None
         if _ROOTS.match(scope["path"]):  # first: some clients send the headers with everything
@@ -202,6 +218,8 @@ class E2b:
         if request.method == "PUT" and (found := _UPLOAD.fullmatch(request.url.path)) is not None:
             request.scope["path_params"] = found.groupdict()
             return await self._templates.upload(request)
+        if (inside := _VOLUME_FILE.fullmatch(request.url.path)) is not None:
+            return await self._volume_files.serve(request, inside["volume_id"], inside["what"])
         request.state.principal = await self._principal(request)
         allowed = set()
         for route, handler in self._routes:

@@ -39,6 +39,7 @@ class Network(Body):
     egress_proxy: dict[str, Any] | None = Field(None, alias="egressProxy")
     dns_servers: list[Any] | None = Field(None, alias="dnsServers")
     mask_request_host: str | None = Field(None, alias="maskRequestHost")
+    https_ports: list[Any] | None = Field(None, alias="httpsPorts")
     #: Of an update only.
     allow_internet: bool | None = Field(None, alias="allow_internet_access")
 
@@ -50,6 +51,14 @@ class VolumeMount(Body):
 
 class NewVolume(Body):
     name: str = Field(min_length=1, max_length=128)
+
+
+class Ownership(Body):
+    """Of a file in a volume; what is None stays as it is."""
+
+    uid: int | None = Field(None, ge=0, le=2**31 - 1)
+    gid: int | None = Field(None, ge=0, le=2**31 - 1)
+    mode: int | None = Field(None, ge=0, le=0o7777)
 
 
 class NewSandbox(Body):
@@ -76,6 +85,7 @@ class Refresh(Body):
 
 class Pause(Body):
     memory: bool = True
+    strict: bool = Field(False, alias="requireHealthyGuest")
 
 
 class Connect(Body):

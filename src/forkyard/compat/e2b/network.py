@@ -21,6 +21,7 @@ def policy_of(network: Network | None, allow_internet: bool | None) -> NetworkPo
         ("egressProxy", given.egress_proxy),
         ("dnsServers", given.dns_servers),
         ("maskRequestHost", given.mask_request_host),
+        ("httpsPorts", given.https_ports),
     ):
         if value:
             raise Refused(400, f"network.{name} is not served here yet; leave it out")

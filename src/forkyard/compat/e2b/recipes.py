@@ -7,6 +7,7 @@ Others are pulled.
 from __future__ import annotations
 
 import posixpath
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -122,7 +123,8 @@ class _Making:
         if start.start_cmd is not None:
             service = {
                 "name": START,
-                "exec": start.start_cmd,
+                # What has done its work and ended is not a failure.
+                "exec": f"/bin/bash -l -c {shlex.quote(start.start_cmd)} && exec sleep infinity",
                 "user": self.user,
                 "workdir": self.workdir,
                 "ready": start.ready_cmd,

@@ -7,46 +7,48 @@ import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from urllib.parse import parse_qsl, unquote
 
-from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from forkyard.builds.builds import Builds
-from forkyard.compat.e2b import models
+from forkyard.compat.e2b import models, objects
 from forkyard.compat.e2b.errors import Refused, body_of, status_of
-from forkyard.compat.e2b.measuring import Measured, measured
+from forkyard.compat.e2b.measuring import measured
 from forkyard.compat.e2b.network import policy_of
 from forkyard.compat.e2b.notes import Note, is_up
 from forkyard.compat.e2b.templates import TemplateRoutes
+from forkyard.compat.e2b.traffic import Traffic
 from forkyard.control.pages import cursor_after, place_of
 from forkyard.control.plane import ControlPlane
-from forkyard.errors import BY_CODE, ForkyardError, SandboxEnded, SandboxNotFound
+from forkyard.errors import BY_CODE, ForkyardError, GuestUnreachable, SandboxEnded, SandboxNotFound
 from forkyard.guest.base import ExecSpec
 from forkyard.lifecycle import ENDED, State
 from forkyard.models import SandboxCreate, SandboxFork, SandboxInfo, SandboxUpdate
-from forkyard.models.volumes import MountPath, VolumeName
 from forkyard.store.records import Place
 
-CLIENT_ID = "forkyard"
 DEFAULT_TIMEOUT_S = 300
 V1_TIMEOUT_S = 15
 MAX_PAGE = 100
 SYNC_S = 30.0
 HTTPS_PORT = 443
-_LABEL = re.compile(r"[A-Za-z0-9_./-]{1,64}", re.ASCII)
 _IDEMPOTENCY_KEY = re.compile(r"[a-z0-9-]{1,255}", re.ASCII)
 
 
 class Sandboxes:
     def __init__(
-        self, control: ControlPlane, builds: Builds, templates: TemplateRoutes, token_of: Callable[[str], str]
+        self,
+        control: ControlPlane,
+        builds: Builds,
+        templates: TemplateRoutes,
+        token_of: Callable[[str], str],
+        traffic: Traffic,
     ) -> None:
         self._control = control
         self._builds = builds
         self._templates = templates
         self._token_of = token_of
+        self._traffic = traffic
 
     # ── create ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -78,14 +80,14 @@ class Sandboxes:
             network=None if body.network is None else body.network.model_dump(by_alias=True, exclude_none=True),
         )
         wanted = SandboxCreate(
-            labels={name: value for name, value in list(metadata.items())[:64] if _is_label(name, value)},
+            labels={name: value for name, value in list(metadata.items())[:64] if objects.is_label(name, value)},
             annotations=note.annotations(),
             env=body.env or {},
             idle_timeout_s=None,
             ttl_s=max(timeout_s, 0.001),
             on_ttl="pause" if body.auto_pause else "delete",
             network=policy_of(body.network, body.allow_internet),
-            **_mounts(body.volumes),
+            **objects.mounts(body.volumes),
             **({} if origin.snapshot is None else {"snapshot": origin.snapshot}),
             **({} if origin.recipe is None else {"spec": origin.recipe.spec}),
         )
@@ -95,11 +97,12 @@ class Sandboxes:
 
     def _sandbox(self, info: SandboxInfo) -> dict[str, Any]:
         return {
-            "templateID": _template_of(info),
+            "templateID": objects.template_of(info),
             "sandboxID": info.id,
-            "clientID": CLIENT_ID,
+            "clientID": objects.CLIENT_ID,
             "envdVersion": models.ENVD_VERSION,
             "envdAccessToken": self._token_of(info.id),
+            **self._traffic.told(info),
             **self._domain(),
         }
 
@@ -118,7 +121,7 @@ class Sandboxes:
         note = Note.of(info)
         return JSONResponse(
             {
-                **_listed(info),
+                **objects.listed(info),
                 "envdAccessToken": self._token_of(info.id),
                 **self._domain(),
                 "lifecycle": {
@@ -126,6 +129,7 @@ class Sandboxes:
                     "onTimeout": "pause" if info.on_ttl == "pause" else "kill",
                 },
                 "allowInternetAccess": info.network.egress.preset != "none",
+                "volumeMounts": [{"name": one.name, "path": one.path} for one in info.volumes],
                 **({"network": note.network} if note is not None and note.network is not None else {}),
             }
         )
@@ -133,9 +137,9 @@ class Sandboxes:
     async def listed(self, request: Request) -> Response:
         query = request.query_params
         limit = models.number(query.get("limit"), "limit", 1, 10_000) or MAX_PAGE
-        wanted = _states(query.getlist("state"))
-        metadata = _metadata(query.get("metadata"))
-        after = _instant(query.get("startedAfter"))
+        wanted = objects.states(query.getlist("state"))
+        metadata = objects.metadata(query.get("metadata"))
+        after = objects.instant(query.get("startedAfter"))
         template, order = query.get("template"), query.get("order", "desc")
         if order not in ("asc", "desc"):
             raise Refused(400, "order is asc or desc")
@@ -143,9 +147,9 @@ class Sandboxes:
             one
             for one in await self._all()
             if ("running" if is_up(one.state) else "paused") in wanted
-            and metadata.items() <= _metadata_of(one).items()
+            and metadata.items() <= objects.metadata_of(one).items()
             and (after is None or one.created_at > after)
-            and (template is None or template == _template_of(one))
+            and (template is None or template == objects.template_of(one))
         ]
         found.sort(key=lambda one: (one.created_at, one.id), reverse=order == "desc")
         last = place_of(query.get("nextToken") or None)
@@ -156,12 +160,14 @@ class Sandboxes:
             ]
         page, more = found[: min(limit, MAX_PAGE)], len(found) > min(limit, MAX_PAGE)
         headers = {"x-next-token": cursor_after(Place(page[-1].created_at, page[-1].id))} if more else {}
-        return JSONResponse([_listed(one) for one in page], headers=headers)
+        return JSONResponse([objects.listed(one) for one in page], headers=headers)
 
     async def list_running(self, request: Request) -> Response:
-        metadata = _metadata(request.query_params.get("metadata"))
+        metadata = objects.metadata(request.query_params.get("metadata"))
         found = [one for one in await self._all() if is_up(one.state)]
-        return JSONResponse([_listed(one) for one in found if metadata.items() <= _metadata_of(one).items()])
+        return JSONResponse(
+            [objects.listed(one) for one in found if metadata.items() <= objects.metadata_of(one).items()]
+        )
 
     async def _all(self) -> list[SandboxInfo]:
         """Newest first."""
@@ -179,7 +185,7 @@ class Sandboxes:
         info = await self._living(request)
         if not is_up(info.state):
             return JSONResponse([])
-        return JSONResponse([_metric(await measured(self._control, info))])
+        return JSONResponse([objects.metric(await measured(self._control, info))])
 
     async def metrics_of_all(self, request: Request) -> Response:
         ids = [one for one in request.query_params.get("sandbox_ids", "").split(",") if one][:MAX_PAGE]
@@ -188,7 +194,7 @@ class Sandboxes:
             with contextlib.suppress(ForkyardError):
                 info = await self._control.sandboxes.get(sandbox_id)
                 if info.state is State.RUNNING:
-                    found[sandbox_id] = _metric(await measured(self._control, info))
+                    found[sandbox_id] = objects.metric(await measured(self._control, info))
         return JSONResponse({"sandboxes": found})
 
     async def logs(self, request: Request) -> Response:
@@ -203,7 +209,7 @@ class Sandboxes:
         info = await self._living(request)
         limit = models.number(request.query_params.get("limit"), "limit", 0, 10_000)
         console = (await self._control.sandboxes.logs(info.id)).console.splitlines()
-        at = _time(info.created_at)
+        at = objects.time_of(info.created_at)
         entries = [{"timestamp": at, "message": line, "level": "info", "fields": {}} for line in console]
         return entries[: MAX_PAGE * 10 if limit is None else limit]
 
@@ -237,8 +243,10 @@ class Sandboxes:
         info = await self._living(request)
         if not is_up(info.state):
             raise Refused(409, f"sandbox {info.id} is already paused")
-        note = Note.of(info) or Note(_template_of(info))
+        note = Note.of(info) or Note(objects.template_of(info))
         cold = not body.memory
+        if body.strict or cold:
+            await self._answers(info.id)
         if cold:
             await self._to_disk(info.id)
         # A paused one has no end: its time begins anew when it is resumed.
@@ -252,6 +260,13 @@ class Sandboxes:
                 await self._extend(info, note.timeout_s)
             raise
         return Response(status_code=204)
+
+    async def _answers(self, sandbox_id: str) -> None:
+        try:
+            async with self._control.sandboxes.use(sandbox_id) as guest:
+                await guest.ping()
+        except GuestUnreachable as error:
+            raise Refused(503, f"sandbox {sandbox_id} was not paused: {error.message}") from None
 
     async def _to_disk(self, sandbox_id: str) -> None:
         """What programs have written may still be only in memory, which is about to be dropped."""
@@ -326,7 +341,7 @@ class Sandboxes:
         policy = policy_of(body, body.allow_internet)
         if body.allow_public is None:  # only what may leave is replaced
             policy = policy.model_copy(update={"ingress": info.network.ingress})
-        note = Note.of(info) or Note(_template_of(info))
+        note = Note.of(info) or Note(objects.template_of(info))
         note = Note(**{**vars(note), "network": body.model_dump(by_alias=True, exclude_none=True)})
         change = SandboxUpdate(network=policy, annotations=note.annotations(info.annotations))
         await self._control.sandboxes.update(info.id, change)
@@ -341,96 +356,3 @@ class Sandboxes:
         if info is None or info.state in ENDED or info.state is State.DELETING:
             raise Refused(404, f"sandbox '{sandbox_id[:64]}' not found")
         return info
-
-
-# ── objects ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _listed(info: SandboxInfo) -> dict[str, Any]:
-    return {
-        "templateID": _template_of(info),
-        "sandboxID": info.id,
-        "clientID": CLIENT_ID,
-        "envdVersion": models.ENVD_VERSION,
-        "startedAt": _time(info.created_at),
-        "endAt": _time(_end_of(info)),
-        "cpuCount": info.shape.vcpus,
-        "memoryMB": info.shape.memory_mib,
-        "diskSizeMB": info.shape.disk_gib * 1024,
-        "state": "running" if is_up(info.state) else "paused",
-        "metadata": _metadata_of(info),
-    }
-
-
-def _end_of(info: SandboxInfo) -> datetime:
-    if info.expires_at is not None:
-        return info.expires_at
-    # A date is wanted of everything. What has no end runs for long.
-    return info.updated_at if not is_up(info.state) else info.created_at + timedelta(days=365)
-
-
-def _metric(found: Measured) -> dict[str, Any]:
-    return {
-        "timestamp": _time(datetime.fromtimestamp(found.at, UTC)),
-        "timestampUnix": found.at,
-        "cpuCount": found.cpu_count,
-        "cpuUsedPct": found.cpu_used_pct,
-        "memUsed": found.mem_used,
-        "memTotal": found.mem_total,
-        "memCache": found.mem_cache,
-        "diskUsed": found.disk_used,
-        "diskTotal": found.disk_total,
-    }
-
-
-def _template_of(info: SandboxInfo) -> str:
-    note = Note.of(info)
-    return note.template if note is not None else info.snapshot_id or "base"
-
-
-def _metadata_of(info: SandboxInfo) -> dict[str, str]:
-    note = Note.of(info)
-    return dict(info.labels) if note is None else note.metadata
-
-
-def _mounts(asked: list[models.VolumeMount]) -> dict[str, Any]:
-    """Read-write, as theirs are; here that is one sandbox at a time."""
-    try:
-        return {
-            "volumes": TypeAdapter(dict[MountPath, VolumeName]).validate_python({one.path: one.name for one in asked})
-        }
-    except ValidationError:
-        raise Refused(400, "volumeMounts have the name of a volume and an absolute path each") from None
-
-
-def _is_label(name: str, value: str) -> bool:
-    return _LABEL.fullmatch(name) is not None and len(value) <= 256
-
-
-def _time(at: datetime) -> str:
-    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-# ── queries ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _states(given: list[str]) -> set[str]:
-    states = {one for text in given for one in text.split(",") if one}
-    if states - {"running", "paused"}:
-        raise Refused(400, "state is running, paused, or both with a comma")
-    return states or {"running", "paused"}
-
-
-def _metadata(given: str | None) -> dict[str, str]:
-    """`k=v&k=v`, each quoted once more."""
-    return {unquote(name): unquote(value) for name, value in parse_qsl(given or "", keep_blank_values=True)}
-
-
-def _instant(given: str | None) -> datetime | None:
-    if not given:
-        return None
-    try:
-        at = datetime.fromisoformat(given.replace(" ", "+"))
-        return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-    except (ValueError, OverflowError):
-        raise Refused(400, f"startedAfter is a time such as 2030-01-31T12:00:00Z, not {given[:40]!r}") from None

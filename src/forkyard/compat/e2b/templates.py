@@ -26,8 +26,9 @@ from forkyard.models.builds import BuildCreate, BuildEnd, BuildInfo, BuildOutput
 from forkyard.models.specs import Size
 from forkyard.store.templates import TemplateBuildRecord, TemplateRecord
 
-#: A plain sandbox, whatever the name of the template.
-PLAIN = frozenset({"base", "code-interpreter-v1"})
+#: A plain sandbox. Of the others a template may be built, with what code there is to find.
+BASE = "base"
+PLAIN = frozenset({BASE, "code-interpreter-v1"})
 MAX_ENTRIES = 100
 UPLOAD_S = 3600
 _HASH = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
@@ -50,12 +51,14 @@ class TemplateRoutes:
 
     async def origin(self, given: str) -> Origin:
         """404 if nothing has this name."""
-        if given.rpartition("/")[2].partition(":")[0] in PLAIN:
+        name = given.rpartition("/")[2].partition(":")[0]
+        if name == BASE:
             return Origin()
         try:
             return Origin(recipe=(await self._templates.recipe(given))[1])
         except TemplateNotFound:
-            pass
+            if name in PLAIN:
+                return Origin()
         try:
             return Origin(snapshot=(await find_snapshot(self._control, given)).id)
         except SnapshotNotFound:
@@ -69,7 +72,7 @@ class TemplateRoutes:
         if given is None:
             raise Refused(400, "name is missing")
         name, _, tag = given.rpartition("/")[2].partition(":")
-        if name in PLAIN:
+        if name == BASE:
             raise Refused(409, f"{name!r} is the name of a template that is there already; choose another")
         wanted = {"vcpus": body.cpus, "memory_mib": body.memory_mib}
         size = Size(**{field: value for field, value in wanted.items() if value is not None})
@@ -172,13 +175,12 @@ class TemplateRoutes:
 
     async def alias(self, request: Request) -> Response:
         given = str(request.path_params["alias"])
-        if given.rpartition("/")[2].partition(":")[0] in PLAIN:
-            return JSONResponse({"templateID": given.partition(":")[0], "public": True})
         try:
             template = await self._templates.template(given)
             return JSONResponse({"templateID": template.id, "public": template.public})
         except TemplateNotFound:
-            pass
+            if given.rpartition("/")[2].partition(":")[0] in PLAIN:
+                return JSONResponse({"templateID": given.partition(":")[0], "public": True})
         try:
             return JSONResponse({"templateID": (await find_snapshot(self._control, given)).id, "public": False})
         except SnapshotNotFound:

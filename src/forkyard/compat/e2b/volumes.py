@@ -1,8 +1,9 @@
-"""E2B's volumes: ours, by id or name. What is in one is reached from a sandbox that has it; their way to it without one is
-not served."""
+"""E2B's volumes: ours, by id or name. What is in one is reached from a sandbox that has it, or by its token
+(`volume_files`)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import ValidationError
@@ -17,9 +18,9 @@ from forkyard.models.volumes import VolumeCreate, VolumeInfo
 
 
 class VolumeRoutes:
-    def __init__(self, control: ControlPlane) -> None:
-        self._control = control
+    def __init__(self, control: ControlPlane, token_of: Callable[[str], str]) -> None:
         self._volumes = control.volumes
+        self._token_of = token_of
 
     async def create(self, request: Request) -> Response:
         body = await models.read(request, models.NewVolume)
@@ -48,5 +49,4 @@ class VolumeRoutes:
             raise Refused(404, f"volume '{given[:128]}' not found") from None
 
     def _told(self, info: VolumeInfo) -> dict[str, Any]:
-        token = self._control.secrets.digest(f"e2b volume {info.id}")
-        return {"volumeID": info.id, "name": info.name, "token": token}
+        return {"volumeID": info.id, "name": info.name, "token": self._token_of(info.id)}
