@@ -84,9 +84,10 @@ class Deliveries:
     async def _begin_due(self) -> float:
         """How long nothing will be due, if nothing new comes."""
         now = datetime.now(UTC)
+        busy = set(self._running)  # an attempt may end while the store is read, which then still has it as due
         due, later = await self._store.due_deliveries(now, limit=4 * AT_ONCE)
         for delivery in due:
-            if delivery.trigger_id not in self._running and len(self._running) < AT_ONCE:
+            if delivery.trigger_id not in busy and len(self._running) < AT_ONCE:
                 task = asyncio.create_task(self._attempt(delivery), name=f"delivery {delivery.id}")
                 self._running[delivery.trigger_id] = task
         return LOOK_S if later is None else max(0.0, (later - now).total_seconds())
