@@ -4,7 +4,12 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 CODE   := src tests examples scripts
 # Two files of tests at a time. Each worker has a daemon of its own, so none sees the sandboxes of another.
-PYTEST := $(BIN)/pytest -n 2 --dist loadfile
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile --cache-clear
+# A test that fails is run once more, alone: it passes if the machine was too busy, and is named either way.
+AGAIN  := scripts/test-again $(BIN)/pytest
+
+FAST   := tests/unit tests/contract tests/compat/test_e2b_wire.py tests/compat/test_freestyle_wire.py
+SLOW   := tests/integration tests/vm tests/web
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-tests demo up test test-fast test-vm test-compat lint format bench clean
@@ -27,10 +32,10 @@ setup-tests:
 	@scripts/setup --tests
 
 test-fast: ## Tests without VMs: pure modules, agent on the host, API and SDK on a fake host
-	@$(PYTEST) tests/unit tests/contract tests/compat/test_e2b_wire.py tests/compat/test_freestyle_wire.py
+	@$(PYTEST) $(FAST) || $(AGAIN) $(FAST)
 
 test-vm: ## Tests on real VMs, and in a browser
-	@$(PYTEST) --no-loadscope-reorder tests/integration tests/vm tests/web
+	@$(PYTEST) --no-loadscope-reorder $(SLOW) || $(AGAIN) $(SLOW)
 
 test-compat: ## Published clients of other services against ours; writes the tables in docs/compat.md
 	@scripts/compat-clients >/dev/null
@@ -52,4 +57,4 @@ bench: setup ## Measure everything SPECIFICATION.md promises, and write it there
 	@$(BIN)/forkyard bench --write SPECIFICATION.md
 
 clean: ## Remove the Python environment (images and sandboxes stay; `forkyard down --all` ends those)
-	rm -rf $(VENV) build .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .hypothesis .pytest_cache
