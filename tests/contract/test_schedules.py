@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from forkyard.builds import schedules as schedules_module
-from forkyard.models.runs import RunCreate, RunInfo, ScheduleCreate, ScheduleUpdate
+from forkyard.models.runs import RunCreate, RunInfo, RunOutcome, ScheduleCreate, ScheduleUpdate
+from forkyard.store.runs import RunRecord
 
 from .sdk_daemon import Daemon, running_daemon
 
@@ -91,6 +92,41 @@ def test_a_run_that_fails_is_tried_again(daemon: Daemon, monkeypatch: pytest.Mon
     run = do(daemon, ended(daemon, made.id))
     assert (run.state, run.attempts, run.max_attempts) == ("failed", 2, 2)
     assert "no" in run.outcome.error
+    do(daemon, daemon.schedules.delete(made.id))
+
+
+def test_a_run_that_ends_while_the_store_is_read_is_not_begun_again(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = ScheduleCreate(cron="0 0 1 1 *", run=RunCreate(script="export default 1"))
+    made = do(daemon, daemon.schedules.create(request))
+    read, queued, performed = daemon._store.list_runs, [], []
+    perform = daemon.runs.perform
+
+    async def slow_read(**which: Any) -> list[RunRecord]:
+        found = await read(**which)
+        if which.get("states") != ["queued", "retry"]:
+            return found
+        queued.extend(one for one in found if one.schedule_id == made.id)
+        return [*queued[:1], *(one for one in found if one not in queued)]  # as it was when it was first read
+
+    async def counted(run_id: str, *rest: Any) -> RunOutcome:
+        performed.append(run_id)
+        return await perform(run_id, *rest)
+
+    monkeypatch.setattr(daemon._store, "list_runs", slow_read)
+    monkeypatch.setattr(daemon.runs, "perform", counted)
+    do(daemon, due(daemon, made.id))
+    do(daemon, ended(daemon, made.id))
+
+    async def looked_again() -> None:
+        await daemon.schedules._look(datetime.now(UTC))
+        while daemon.schedules._under_way:
+            await asyncio.wait(list(daemon.schedules._under_way.values()))
+
+    do(daemon, looked_again())
+    assert len(performed) == 1
+    assert do(daemon, daemon.schedules.runs(made.id))[0][0].attempts == 1
     do(daemon, daemon.schedules.delete(made.id))
 
 

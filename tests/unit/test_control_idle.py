@@ -445,6 +445,23 @@ async def test_a_ttl_may_pause_instead_and_a_new_one_begins_anew(control: Contro
     assert await state(control, info.id) is State.RUNNING
 
 
+async def test_a_ttl_that_is_renewed_while_upkeep_looks_is_not_the_end(
+    control: ControlPlane, store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = await made(control, ttl_s=0.02)
+    await asyncio.sleep(0.03)
+    read = store.list_unfinished
+
+    async def slow_read() -> list[SandboxRecord]:
+        found = await read()
+        await control.sandboxes.update(info.id, SandboxUpdate(ttl_s=100))
+        return found
+
+    monkeypatch.setattr(store, "list_unfinished", slow_read)
+    await after(control, clock, 0)
+    assert await state(control, info.id) is State.RUNNING
+
+
 async def test_a_delete_that_failed_is_tried_again(control: ControlPlane, host: MemoryHost, clock: Clock) -> None:
     info = await made(control, persistence="ephemeral", idle_timeout_s=10)
     host.faults = FaultPlan(fail={"destroy": HostFailure("it does not go away")})

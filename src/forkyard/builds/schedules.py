@@ -157,8 +157,9 @@ class Schedules:
 
     async def _attempt(self, record: RunRecord) -> None:
         async with self._room:
-            now = datetime.now(UTC)
-            await self._store.change_run(record.id, state="running", started_at=now, next_at=None)
+            # What was read as due may have been begun and ended by another attempt while it was read.
+            if not await self._store.begin_run(record, datetime.now(UTC)):
+                return
             request = RunCreate.model_validate(record.request)
             await self._attempted(record, await self._runs.perform(record.id, request, record.key_id))
 

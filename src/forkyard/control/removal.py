@@ -49,6 +49,14 @@ class Removal:
         async with ground.turns.take(sandbox_id):
             await self.finish(record)
 
+    async def expire(self, record: SandboxRecord, cause: Cause, detail: str) -> None:
+        """Only if it is as it was when that was decided: whoever gives it a new ttl meanwhile keeps it."""
+        moved = await self._ground.store.transition(
+            record.id, record.incarnation, record.state, State.DELETING, cause, detail, unchanged=record
+        )
+        if moved:
+            await self.delete(record.id)
+
     async def evict(self, record: SandboxRecord, detail: str) -> bool:
         """Only if nobody has taken it up meanwhile."""
         ground = self._ground

@@ -74,7 +74,6 @@ class Upkeep:
         known = {record.id for record in records}
         self._ground.activity.keep_only(known)
         self._idle.keep_only(known)
-        await self._networks.look(records)
         for times in (self._checkpointed, self._seen_deleting):
             for sandbox_id in times.keys() - known:
                 del times[sandbox_id]
@@ -83,6 +82,7 @@ class Upkeep:
                 work = self._due(record)
                 if work is not None:
                     self._begin(record.id, work)
+        await self._networks.look(records)
         await self._forget()
 
     async def _forget(self) -> None:
@@ -120,9 +120,9 @@ class Upkeep:
         if record.expires_at is not None and record.expires_at <= datetime.now(UTC) and self._ttl_matters(record):
             if record.on_ttl == "pause" and record.state is State.RUNNING:
                 return partial(self._pause_at_ttl, record.id)
-            return partial(self._removal.delete, record.id, Cause.TTL, f"its ttl of {record.ttl_s:g} s has passed")
+            return partial(self._removal.expire, record, Cause.TTL, f"its ttl of {record.ttl_s:g} s has passed")
         if record.persistence == "ephemeral" and record.state in (State.PAUSED, State.STOPPED):
-            return partial(self._removal.delete, record.id, Cause.EPHEMERAL, f"it is ephemeral, and {record.state}")
+            return partial(self._removal.expire, record, Cause.EPHEMERAL, f"it is ephemeral, and {record.state}")
         if record.state is State.RUNNING:
             return partial(self._look_after, record)
         hot = self._ground.hot.get(record.id)

@@ -245,7 +245,12 @@ class Reviews:
 
         task = asyncio.create_task(run(), name=f"review {record.id}")
         self._running[record.id] = task
-        task.add_done_callback(lambda _: self._running.pop(record.id, None))
+        task.add_done_callback(lambda _: self._ended(record.id, task))
+
+    def _ended(self, review_id: str, task: asyncio.Task[None]) -> None:
+        """A verdict that was given at once has begun another task under this id by now."""
+        if self._running.get(review_id) is task:
+            del self._running[review_id]
 
     async def _run(self, record: ReviewRecord, request: ReviewCreate, target: ReviewTarget) -> None:
         async with self._limit:

@@ -57,6 +57,12 @@ class RunQueries(Database):
         update = runs.update().where(runs.c.id == run_id).values(values)
         await self._write(lambda connection: connection.execute(update).rowcount)
 
+    async def begin_run(self, record: RunRecord, now: datetime) -> bool:
+        """False: it is not as `record` says any more. Somebody else has begun it, or it is gone."""
+        here = sa.and_(runs.c.id == record.id, runs.c.state == record.state, runs.c.attempts == record.attempts)
+        update = runs.update().where(here).values(state="running", started_at=now, next_at=None)
+        return await self._write(lambda connection: connection.execute(update).rowcount == 1)
+
     async def list_runs(
         self,
         *,

@@ -160,13 +160,15 @@ class Store(
         shape: Shape | None = None,
         snapshot_id: str | None = None,
         last_active_at: datetime | None = None,
+        unchanged: SandboxRecord | None = None,
         admit: Admit | None = None,
         durable: bool = True,
     ) -> SandboxRecord | None:
         """Move a sandbox from one state to another: what it is now. None if it was not in `from_`, or not in this
         incarnation: somebody else was first. A change that the table of `lifecycle` does not know is a `StateConflict`.
 
-        `next_incarnation`: from now on the sandbox is this machine. `admit` is asked first, in the same transaction. Not
+        `next_incarnation`: from now on the sandbox is this machine. `unchanged`: only if its record is still this one, in
+        all that `update_sandbox` changes. `admit` is asked first, in the same transaction. Not
         `durable`: a power cut may undo it, a crash of the daemon does not (a change that a power cut undoes anyway need
         not wait for the disk)."""
         if not allowed(from_, to):
@@ -186,6 +188,10 @@ class Store(
         here = {"at_id": sandbox_id, "at_incarnation": incarnation, "at_state": from_}
 
         def work(connection: sa.Connection) -> SandboxRecord | None:
+            if unchanged is not None:
+                here_now = sa.select(sandboxes.c.updated_at).where(sandboxes.c.id == sandbox_id)
+                if connection.execute(here_now).scalar() != unchanged.updated_at:
+                    return None
             if admit is not None:
                 key = connection.execute(_KEY_OF, here).first()
                 if key is None:
