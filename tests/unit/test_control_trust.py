@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from forkyard.control import network
 from forkyard.control.plane import ControlPlane
 from forkyard.control.secrets import Vault
 from forkyard.control.trust import BUNDLE, CERTIFICATE
-from forkyard.errors import ForkyardError, HostFailure
+from forkyard.errors import ForkyardError, GuestFailure, HostFailure
 from forkyard.guest.base import Guest
 from forkyard.hosts.base import Incarnation
 from forkyard.hosts.memory import MemoryHost
@@ -113,6 +114,59 @@ async def test_from_a_snapshot_it_is_taken_if_it_is_not_wanted(
     snapshot = await control.snapshots.create(info.id)
     plain = await control.sandboxes.create(SandboxCreate(snapshot=snapshot.id))
     assert authority.certificate_pem.encode() not in await read(guest(host, plain), BUNDLE)
+
+
+async def test_a_guest_is_told_only_what_it_did_not_know_when_the_snapshot_was_taken(
+    control: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To tell it takes longer than all the rest of a create."""
+    told: list[str] = []
+
+    async def tell(word: str) -> None:
+        told.append(word)
+
+    monkeypatch.setattr(network, "trust", lambda *_: tell("trust"))
+    monkeypatch.setattr(network, "distrust", lambda *_: tell("distrust"))
+    info = await control.sandboxes.create(SandboxCreate())
+    without = await control.snapshots.create(info.id)
+    await control.networks.set(info.id, policy(record="x"))
+    trusting = await control.snapshots.create(info.id)
+    await control.networks.set(info.id, policy())
+    assert told == ["trust", "distrust"]
+    for snapshot, secrets, expected in (
+        (without, {}, []),
+        (without, SECRETS, ["trust"]),
+        (trusting, SECRETS, []),
+        (trusting, {}, ["distrust"]),
+    ):
+        told.clear()
+        wanted = SandboxCreate(snapshot=snapshot.id, secrets=secrets, network=policy())
+        copy = await control.sandboxes.create(wanted)
+        assert told == expected
+        again = await control.snapshots.create(copy.id)
+        await control.sandboxes.create(wanted.model_copy(update={"snapshot": again.id}))
+        assert told == expected, "a copy of the copy knows it too"
+
+
+async def test_a_guest_that_could_not_be_told_is_told_when_it_next_comes_to_life(
+    control: ControlPlane, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: object) -> None:
+        raise GuestFailure("its disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(network, "trust", fails)
+        info = await control.sandboxes.create(SandboxCreate(secrets=SECRETS))
+    assert (await control.ground.record(info.id)).trusts_ca is None
+    snapshot = await control.snapshots.create(info.id)
+    told: list[object] = []
+
+    async def tell(*_: object) -> None:
+        told.append(1)
+
+    monkeypatch.setattr(network, "distrust", tell)
+    await control.sandboxes.create(SandboxCreate(snapshot=snapshot.id, network=policy()))
+    assert told, "half of it may be in there"
 
 
 # ── the vault ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -97,6 +97,7 @@ class Networks:
                 await (trust(guest, self._ca_pem) if wanted else distrust(guest, self._ca_pem))
         except (ForkyardError, TimeoutError) as error:
             log.warning("the guest was not told whom to trust", sandbox=record.id, error=str(error))
+            await self._ground.store.note_trust(record.id, None)  # it may know half of it
         else:
             await self._ground.store.note_trust(record.id, wanted)
 

@@ -168,6 +168,7 @@ class Sandboxes:
     async def _wanted(self, sandbox_id: str, request: SandboxCreate, api_key_id: str) -> NewSandbox:
         shape, env, snapshot_id = request.shape(), dict(request.env), None
         network, origin = request.network, None
+        trusts_ca: bool | None = False
         public_env = env if BUILD_LABEL in request.labels else {}
         if request.snapshot is not None:
             snapshot = await self._snapshots.find(request.snapshot)
@@ -179,7 +180,7 @@ class Sandboxes:
                         field=name,
                     )
             shape, snapshot_id = snapshot.shape, snapshot.id
-            origin = await self._ground.record(snapshot.sandbox_id)
+            origin, trusts_ca = await self._ground.record(snapshot.sandbox_id), snapshot.trusts_ca
             # What a spec says is for all who start from it; what somebody gave their sandbox is not.
             public_env = {**origin.public_env, **public_env}
             env = {**{name: value for name, value in public_env.items() if name not in request.secrets}, **env}
@@ -208,7 +209,7 @@ class Sandboxes:
             # Not those of the origin: whoever may use a snapshot need not be who may use its secrets.
             secrets=await self._secrets.sealed(request.secrets, origin.secrets if origin else None),
             identity_id=await self._identity(request.identity),
-            trusts_ca=False if origin is None else None,  # the snapshot may be older than what the origin trusts now
+            trusts_ca=trusts_ca,
             activity_threshold_bytes=request.activity_threshold_bytes,
             on_ttl=request.on_ttl,
             annotations=request.annotations,

@@ -58,7 +58,9 @@ class Snapshots:
         need_bytes = record.shape.memory_mib * MIB
         await self._room.on_disk(need_bytes, f"a snapshot of sandbox {sandbox_id}", spare=sandbox_id)
         snapshot_id = new_snapshot_id()
-        await ground.store.add_snapshot(snapshot_id, sandbox_id, record.shape, name=name, automatic=automatic)
+        await ground.store.add_snapshot(
+            snapshot_id, sandbox_id, record.shape, name=name, automatic=automatic, trusts_ca=record.trusts_ca
+        )
         reached("snapshot.recorded")
         try:
             async with asyncio.timeout(SNAPSHOT_DEADLINE_S):

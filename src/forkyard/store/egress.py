@@ -92,8 +92,8 @@ class EgressQueries(Database):
 
         await self._write(work)
 
-    async def note_trust(self, sandbox_id: str, trusts_ca: bool) -> None:
-        """What its guest was told of our certificate authority."""
+    async def note_trust(self, sandbox_id: str, trusts_ca: bool | None) -> None:
+        """What its guest was told of our certificate authority; None: nobody knows."""
         update = sandboxes.update().where(sandboxes.c.id == sandbox_id).values(trusts_ca=trusts_ca)
         await self._write(lambda connection: connection.execute(update).rowcount)
 

@@ -100,6 +100,7 @@ class SnapshotRecord:
     size_bytes: int
     paused_ms: float
     created_at: datetime
+    trusts_ca: bool | None = None  # whether its guest was told to trust our authority; None: nobody knows
 
 
 @dataclass(frozen=True)

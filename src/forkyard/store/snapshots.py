@@ -19,7 +19,14 @@ from forkyard.store.tables import snapshots
 
 class SnapshotQueries(Database):
     async def add_snapshot(
-        self, snapshot_id: str, sandbox_id: str, shape: Shape, *, name: str | None = None, automatic: bool = False
+        self,
+        snapshot_id: str,
+        sandbox_id: str,
+        shape: Shape,
+        *,
+        name: str | None = None,
+        automatic: bool = False,
+        trusts_ca: bool | None = None,
     ) -> None:
         """Not ready yet. `Conflict` if the name is taken."""
         row = {
@@ -32,6 +39,7 @@ class SnapshotQueries(Database):
             "size_bytes": 0,
             "paused_ms": 0.0,
             "created_at": datetime.now(UTC),
+            "trusts_ca": trusts_ca,
         }
 
         def work(connection: sa.Connection) -> None:
@@ -153,4 +161,5 @@ def _snapshot(row: sa.RowMapping) -> SnapshotRecord:
         size_bytes=row["size_bytes"],
         paused_ms=row["paused_ms"],
         created_at=row["created_at"],
+        trusts_ca=row["trusts_ca"],
     )
