@@ -1,6 +1,7 @@
 """libgit2, for quick reads of objects that are on this disk anyway: resolving, trees, blobs, commits. Blocking.
 
-Git itself (`process.py`) does what takes long, and so must have a deadline, and what changes refs.
+Git itself (`process.py`) does what takes long, and so must have a deadline, and what changes refs, but for the one change
+that every commit makes: a branch moves on.
 """
 
 from __future__ import annotations
@@ -63,6 +64,25 @@ def commit_at(repo: pygit2.Repository, rev: str) -> pygit2.Commit:
 def branch_tip(repo: pygit2.Repository, branch: str) -> str | None:
     reference = repo.references.get(f"refs/heads/{branch}")
     return None if reference is None else str(reference.resolve().target)
+
+
+def swapped(path: Path, ref: str, old: str, new: str) -> bool:
+    """Move a branch that is at `old` to the commit `new`, under git's own lock and durably. False: it is not so simple (made,
+    removed, elsewhere, locked), nothing was done, and git has to say."""
+    with opened(path) as repo, contextlib.suppress(_NotSimple, KeyError, ValueError, pygit2.GitError):
+        if not ref.startswith("refs/heads/") or not isinstance(repo.get(new), pygit2.Commit):
+            return False
+        with repo.transaction() as change:
+            change.lock_ref(ref)
+            if repo.references[ref].raw_target != pygit2.Oid(hex=old):
+                raise _NotSimple
+            change.set_target(ref, new)
+        return True
+    return False
+
+
+class _NotSimple(Exception):
+    """Leaves a transaction without a change."""
 
 
 def read_tree(repo: pygit2.Repository, sha: str) -> dict[str, Entry]:

@@ -1,5 +1,5 @@
-"""Branches and tags: listed, made, moved, removed. Every change is one `git update-ref` with the value it starts from,
-so that of two who change the same ref one is told."""
+"""Branches and tags: listed, made, moved, removed. Every change names the value it starts from, so that of two who change
+the same ref one is told."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pygit2
 
 from forkyard.control.identities import Principal
 from forkyard.errors import Conflict, HostFailure, InvalidRequest, RefConflict, RevisionNotFound
-from forkyard.git.library import branch_tip, commit_at, opened, person_info, resolved, text
+from forkyard.git.library import branch_tip, commit_at, opened, person_info, resolved, swapped, text
 from forkyard.git.names import NO_SHA, checked_ref
 from forkyard.git.objects import PackWriter, Signature, signature, tag_data
 from forkyard.git.repositories import RefChange, Repo, Repositories, head_of
@@ -149,9 +149,10 @@ class Refs:
             return
         args = ("-d", ref, old) if new == NO_SHA else (ref, new, old)
         async with self._repositories.writing(repo):
-            done = await self._git.run(repo.path, "update-ref", *args, ok=(0, 1, 128))
-        if done.code:
-            raise await asyncio.to_thread(_why_not_moved, repo.path, ref, old, done.error)
+            if not await asyncio.to_thread(swapped, repo.path, ref, old, new):
+                done = await self._git.run(repo.path, "update-ref", *args, ok=(0, 1, 128))
+                if done.code:
+                    raise await asyncio.to_thread(_why_not_moved, repo.path, ref, old, done.error)
         await self._repositories.changed(repo, [RefChange(ref, old, new)], by.id)
 
 
