@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,14 @@ def lfs(yard: GitYard, repo: str, method: str, path: str, token: str | None = No
 def batch(yard: GitYard, repo: str, operation: str, oid: str, size: int, **given: Any) -> httpx.Response:
     body = {"operation": operation, "transfers": ["basic"], "objects": [{"oid": oid, "size": size}]}
     return lfs(yard, repo, "POST", "objects/batch", json=body, **given)
+
+
+def oid_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def kept(yard: GitYard, repo: str, data: bytes) -> httpx.Response:
+    return lfs(yard, repo, "PUT", f"objects/{oid_of(data)}", content=data)
 
 
 def test_the_real_client_uploads_downloads_and_locks(yard: GitYard) -> None:
@@ -82,6 +92,46 @@ def test_an_object_over_quota_is_refused_before_and_while_it_comes(yard: GitYard
     assert batch(yard, "full", "upload", oid, len(data)).json()["objects"][0]["error"]["code"] == 413
     assert lfs(yard, "full", "PUT", f"objects/{oid}", content=data).status_code == 413
     assert not [path for path in (yard.bare(repo).with_suffix(".lfs")).rglob("*") if path.is_file()]
+
+
+def test_a_large_file_counts_towards_the_quota_of_its_repository(yard: GitYard) -> None:
+    repo = yard.repo("shared-quota", quota_mib=1)
+    data, more = os.urandom(700_000), os.urandom(500_000)
+    assert kept(yard, "shared-quota", data).status_code == 200
+    with yard.api as api:
+        assert api.get("/git/repos/shared-quota").json()["size_bytes"] >= len(data)
+        file = {"path": "big", "content": base64.b64encode(more).decode(), "encoding": "base64"}
+        commit = api.post("/git/repos/shared-quota/commits", json={"message": "too much", "files": [file]})
+    assert commit.status_code == 413, commit.text
+    work = yard.clone("shared-quota", "shared")
+    yard.commit(work, {"big": more})
+    assert yard.run("push", "--quiet", "origin", "HEAD", cwd=work, check=False).returncode != 0
+    assert kept(yard, "shared-quota", more).status_code == 413
+    yard.fsck(repo)
+
+
+def test_a_large_file_that_nothing_needs_is_removed_after_two_weeks(yard: GitYard) -> None:
+    repo = yard.repo("pruned")
+    needed, dropped, young, claimed = (os.urandom(50_000) for _ in range(4))
+    for data in (needed, dropped, young, claimed):
+        assert kept(yard, "pruned", data).status_code == 200
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid_of(needed)}\nsize {len(needed)}\n"
+    with yard.api as api:
+        commit = {"message": "a large file", "files": [{"path": "a.bin", "content": pointer}]}
+        assert api.post("/git/repos/pruned/commits", json=commit).is_success
+        before = api.get("/git/repos/pruned").json()["size_bytes"]
+    for data in (needed, dropped, claimed):
+        oid, long_ago = oid_of(data), time.time() - 15 * 86400
+        os.utime(yard.bare(repo).with_suffix(".lfs") / oid[:2] / oid[2:4] / oid, (long_ago, long_ago))
+    # Somebody is about to push a commit that names it, and is told that it need not be sent.
+    assert "actions" not in batch(yard, "pruned", "upload", oid_of(claimed), 50_000).json()["objects"][0]
+    with yard.api as api:
+        assert api.post("/git/repos/pruned/gc").is_success
+        assert api.get("/git/repos/pruned").json()["size_bytes"] < before
+    found = [lfs(yard, "pruned", "GET", f"objects/{oid_of(data)}") for data in (needed, dropped, young, claimed)]
+    assert [answer.status_code for answer in found] == [200, 404, 200, 200]
+    missing = batch(yard, "pruned", "download", oid_of(dropped), 50_000).json()["objects"][0]
+    assert "git lfs push" in missing["error"]["message"]
 
 
 @pytest.mark.parametrize(

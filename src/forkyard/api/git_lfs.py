@@ -73,11 +73,16 @@ class LfsApi:
             oid, size = (item.get("oid"), item.get("size")) if isinstance(item, dict) else (None, None)
             if not isinstance(oid, str) or not is_oid(oid) or not isinstance(size, int) or size < 0:
                 raise InvalidRequest(f"{str(item)[:200]!r} is no object")
-            here = await self._hosting.lfs.size(repo, oid)
+            lfs = self._hosting.lfs
+            here = await (lfs.size(repo, oid) if operation == "download" else lfs.claim(repo, oid))
             entry: dict[str, Any] = {"oid": oid, "size": size, "authenticated": True}
             if operation == "download":
                 if here is None:
-                    entry["error"] = {"code": 404, "message": f"object {oid} is not here"}
+                    message = (
+                        f"object {oid} is not here; large files do not come with commits from a remote or an import: "
+                        "send them from a clone that has them (`git lfs push --all`)"
+                    )
+                    entry["error"] = {"code": 404, "message": message}
                 else:
                     entry["actions"] = {"download": {"href": f"{base}/{oid}", "header": header}}
             elif here is None and size > room_bytes:

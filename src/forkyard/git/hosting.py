@@ -59,7 +59,7 @@ class GitHosting:
         self.search = Search(self.repositories, self.content)
         self.transfer = Transfer(self.repositories)
         self.lfs = Lfs(self.repositories, store)
-        self.upkeep = Upkeep(self.repositories)
+        self.upkeep = Upkeep(self.repositories, self.lfs)
         outward, outside = outward or Outward(), outside or Outside(HostResolver())
         ways = Ways(outside, allow_private=outward.allow_private, ca=outward.extra_ca_file)
         self.automation = Automation(control, self.repositories, self.refs, ways, root, outward)

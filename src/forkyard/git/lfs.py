@@ -1,6 +1,7 @@
 """Large files: kept by their SHA-256 beside the repository, streamed in and out, checked on the way in; and locks.
 
-The wire is the git-lfs client's (`api.git_lfs`); here is what it means.
+The wire is the git-lfs client's (`api.git_lfs`); here is what it means. One that no object of the repository names any more
+is removed two weeks after it was last sent, or would have been.
 """
 
 from __future__ import annotations
@@ -12,27 +13,37 @@ import os
 import re
 import secrets
 import tempfile
+import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
 from forkyard.control.identities import Principal
-from forkyard.errors import Conflict, Forbidden, InvalidRequest, NotFound
+from forkyard.errors import Conflict, Forbidden, HostFailure, InvalidRequest, NotFound, OperationTimeout
 from forkyard.git.commits import full
 from forkyard.git.names import checked_path
 from forkyard.git.repositories import Repo, Repositories
 from forkyard.store.git import LockRecord
 from forkyard.store.sql import Store
 
+#: As long as git keeps what nobody refers to: it may be about to be pushed, or to be referred to again.
+KEPT_S = 14 * 86400.0
+LOOK_S = 3600.0
 _OID = re.compile(r"[0-9a-f]{64}")
 _CHUNK_BYTES = 2**20
+#: What stands in git for a large file is a small blob with its name in it.
+_POINTER = re.compile(rb"oid sha256:([0-9a-f]{64})")
+_POINTER_BYTES = range(100, 1025)
+_AT_ONCE = 2000
 
 
 class Lfs:
     def __init__(self, repositories: Repositories, store: Store) -> None:
         self._repositories = repositories
         self._store = store
+        self._guard = threading.Lock()
 
     # ── objects ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -44,6 +55,18 @@ class Lfs:
                 return _path(repo, oid).stat().st_size
             except FileNotFoundError:
                 return None
+
+        return await asyncio.to_thread(work)
+
+    async def claim(self, repo: Repo, oid: str) -> int | None:
+        """Its size, for who is about to refer to it and need not send it again: it is kept as if it came now."""
+
+        def work() -> int | None:
+            path = _path(repo, oid)
+            with self._guard, contextlib.suppress(FileNotFoundError):
+                os.utime(path)
+                return path.stat().st_size
+            return None
 
         return await asyncio.to_thread(work)
 
@@ -79,6 +102,50 @@ class Lfs:
             while chunk := await asyncio.to_thread(file.read, _CHUNK_BYTES):
                 yield chunk
 
+    async def drop_unneeded(self, repo: Repo) -> int:
+        """How many were removed."""
+        oldest = time.time() - KEPT_S
+        old = await asyncio.to_thread(_older, repo, oldest)
+        if not old:
+            return 0
+        needed = await self._named(repo)
+
+        def work() -> int:
+            dropped = 0
+            for path in old:
+                with self._guard, contextlib.suppress(FileNotFoundError):
+                    if path.name not in needed and path.stat().st_mtime < oldest:
+                        path.unlink()
+                        dropped += 1
+            return dropped
+
+        return await asyncio.to_thread(work)
+
+    async def _named(self, repo: Repo) -> set[str]:
+        """By any object that git still has, referred to or not."""
+        git, names = self._repositories.git, []
+        form = "--batch-check=%(objecttype) %(objectsize) %(objectname)"
+        listing = ("cat-file", "--batch-all-objects", "--unordered", form)
+        try:
+            async with asyncio.timeout(LOOK_S), git.process(repo.path, *listing) as process:
+                assert process.stdout is not None
+                async for line in process.stdout:
+                    kind, size, name = line.split()
+                    if kind == b"blob" and int(size) in _POINTER_BYTES:
+                        names.append(name)
+                if await process.wait():
+                    raise HostFailure(f"the objects of repository {repo.id} cannot be listed")
+        except TimeoutError:
+            raise OperationTimeout(
+                f"the objects of repository {repo.id} were not listed within {LOOK_S:.0f} s"
+            ) from None
+        found: set[str] = set()
+        for start in range(0, len(names), _AT_ONCE):
+            asked = b"\n".join(names[start : start + _AT_ONCE]) + b"\n"
+            done = await git.run(repo.path, "cat-file", "--batch", stdin=asked)
+            found.update(oid.decode() for oid in _POINTER.findall(done.stdout))
+        return found
+
     # ── locks ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def lock(self, repo: Repo, path: str, by: Principal) -> tuple[LockRecord, bool]:
@@ -111,6 +178,15 @@ def _path(repo: Repo, oid: str) -> Path:
     if not is_oid(oid):
         raise InvalidRequest(f"{oid!r} is no id of a large file: 64 hexadecimal digits", field="oid")
     return repo.lfs / oid[:2] / oid[2:4] / oid
+
+
+def _older(repo: Repo, than: float) -> list[Path]:
+    found = []
+    for path in repo.lfs.glob("??/??/*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_mtime < than:
+                found.append(path)
+    return found
 
 
 def _scratch(directory: Path) -> tempfile._TemporaryFileWrapper[bytes]:
