@@ -84,6 +84,10 @@ def daemons(github: GitHub) -> Iterator[tuple[Any, Any]]:
     )
     with running_daemon(outward) as here, running_daemon(outward) as there:
         yield here, there
+        for daemon in (here, there):  # whatever was tried, every repository is whole
+            for bare in (daemon.root / "state" / "git").glob("*.git"):
+                done = subprocess.run(("git", "-C", bare, "fsck", "--full", "--strict"), capture_output=True, text=True)
+                assert done.returncode == 0, f"{bare.name}: {done.stdout}{done.stderr}"
 
 
 @pytest.fixture

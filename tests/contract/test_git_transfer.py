@@ -151,7 +151,7 @@ def test_a_stranger_cannot_tell_a_private_repository_from_none(yard: GitYard) ->
 
 
 def test_a_read_token_clones_and_may_not_push(yard: GitYard) -> None:
-    yard.repo("read-only", source={"type": "files", "files": [{"path": "a", "content": "a"}]})
+    repo = yard.repo("read-only", source={"type": "files", "files": [{"path": "a", "content": "a"}]})
     with yard.api as api:
         token = api.post("/git/repos/read-only/tokens", json={"permission": "read"}).json()["token"]
     work = yard.clone("read-only", "reader", token=token)
@@ -160,6 +160,7 @@ def test_a_read_token_clones_and_may_not_push(yard: GitYard) -> None:
     assert done.returncode != 0 and "403" in done.stderr
     query = "/info/refs?service=git-receive-pack"
     assert httpx.get(yard.url("read-only", "") + query, auth=("any", token), trust_env=False).status_code == 403
+    yard.fsck(repo)
 
 
 @pytest.mark.parametrize("credential", ["fyt_wrong", "fy_wrong", "", "x" * 5000, "ü", "a:b"])
@@ -292,7 +293,7 @@ def test_a_fetch_whose_client_goes_away_ends(yard: GitYard) -> None:
         assert connection.recv(1000).startswith(b"HTTP/1.1 200")
     for _ in range(500):
         if not running_in(yard.bare(repo)):
-            return
+            return yard.fsck(repo)
         threading.Event().wait(0.02)
     raise AssertionError("git goes on for nobody")
 
@@ -392,9 +393,11 @@ def test_of_300_megabytes_over_quota_nothing_stays(yard: GitYard) -> None:
 
 
 def test_a_zip_bomb_as_request_body_is_bounded(yard: GitYard) -> None:
-    yard.repo("bomb", quota_mib=1)
+    repo = yard.repo("bomb", quota_mib=1)
     bomb = gzip.compress(create_ref("refs/heads/x") + b"PACK" + b"\0" * 50_000_000)
     assert raw_push(yard, "bomb", bomb, **{"Content-Encoding": "gzip"}).status_code < 500
+    assert tip(yard, "bomb") == ""
+    yard.fsck(repo)
 
 
 @pytest.mark.parametrize(
