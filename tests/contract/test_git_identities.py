@@ -144,6 +144,27 @@ def test_the_same_token_works_for_git_and_everything_it_does_is_logged(
     ]
 
 
+def test_a_fetch_is_logged_also_if_it_does_not_ask_for_the_refs_first(
+    fy: Forkyard, agent: str, repo: Repo, yard: GitYard
+) -> None:
+    fy.identities.grant_repo(agent, repo.id, "read")
+    token = fy.identities.create_token(agent).token
+    want = f"want {repo.branch('main').sha} ofs-delta\n".encode()
+    body = f"{len(want) + 4:04x}".encode() + want + b"00000009done\n"
+    headers = {"Content-Type": "application/x-git-upload-pack-request"}
+    for _ in range(2):
+        answer = httpx.post(
+            f"{yard.url(repo.id, '')}/git-upload-pack",
+            content=body,
+            headers=headers,
+            auth=("x", token),
+            trust_env=False,
+            timeout=60,
+        )
+        assert b"PACK" in answer.content
+    assert [entry.action for entry in fy.identities.audit(actor_id=agent)] == ["git.fetch"]
+
+
 def test_a_sandbox_is_used_as_the_users_that_are_allowed(fy: Forkyard, agent: str, daemon: Daemon) -> None:
     token = fy.identities.create_token(agent).token
     with fy.sandboxes.create() as mine, fy.sandboxes.create() as other:

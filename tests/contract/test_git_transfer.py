@@ -234,6 +234,7 @@ def test_a_malformed_pack_changes_nothing(yard: GitYard, pack: bytes) -> None:
         "HEAD",
         "../../x",
         "config",
+        "refs/forkyard/remotes/x",
     ],
 )
 def test_a_ref_with_an_evil_name_is_refused(yard: GitYard, ref: str) -> None:

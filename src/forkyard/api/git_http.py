@@ -10,6 +10,7 @@ import asyncio
 import base64
 import binascii
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 
@@ -34,6 +35,9 @@ PATH = re.compile(
 )
 #: None: nobody in particular.
 Who = Callable[[Headers], Awaitable[Principal | None]]
+#: The log has one line for the several requests of a fetch, and one for a fetch that leaves out the first of them.
+FETCH_S = 3600.0
+_MOST_FETCHERS = 10_000
 _SERVICES: dict[str, Service] = {"git-upload-pack": "git-upload-pack", "git-receive-pack": "git-receive-pack"}
 
 
@@ -45,6 +49,7 @@ class GitHttp:
         self._hosting = hosting
         self._who = who or self._by_credential
         self._lfs = LfsApi(hosting)
+        self._fetched: dict[tuple[Principal, str | None, str], float] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         found = PATH.fullmatch(scope["path"])
@@ -122,8 +127,8 @@ class GitHttp:
             user="anonymous" if who is None else who.id,
             address=address_of(request) or "",
         )
-        if who is not None and advertise and not push:
-            await self._record(request, who, "git.fetch", repo, {})
+        if who is not None and not push:
+            await self._record_fetch(request, who, repo, first=advertise)
         whole = asyncio.Event()
         by = None if who is None else who.id
         serving = asyncio.create_task(self._pump(repo, ask, _body(receive, whole), by, scope, send))
@@ -159,6 +164,14 @@ class GitHttp:
 
     async def _record(self, request: Request, who: Principal, action: str, repo: Repo, data: dict[str, object]) -> None:
         await self._hosting.identities.record(who, action, repo.id, address=address_of(request), data=data)
+
+    async def _record_fetch(self, request: Request, who: Principal, repo: Repo, *, first: bool) -> None:
+        by, now = (who, address_of(request), repo.id), time.monotonic()
+        if first or now - self._fetched.get(by, -FETCH_S) >= FETCH_S:
+            await self._record(request, who, "git.fetch", repo, {})
+            if len(self._fetched) >= _MOST_FETCHERS:
+                self._fetched.clear()
+            self._fetched[by] = now
 
     # ── large files ──────────────────────────────────────────────────────────────────────────────────────────────
 
