@@ -247,6 +247,13 @@ def test_what_is_not_served_says_so(api: httpx.Client, method: str, path: str) -
     assert _is_error(answer)
 
 
+@pytest.mark.parametrize("path", ["/", "/v1/nothing", "/v9/nodes", "/nothing.html", "/process.Process/List"])
+def test_whatever_a_client_may_ask_for_is_answered_as_it_expects(api: httpx.Client, path: str) -> None:
+    answer = api.get(path, headers={"publisher": "e2b"})
+    assert answer.status_code == 501
+    assert _is_error(answer)
+
+
 @pytest.mark.parametrize("field", ["iam", "mcp"])
 def test_a_field_that_is_not_served_says_so(api: httpx.Client, field: str) -> None:
     answer = api.post("/sandboxes", json={"templateID": "base", field: {"any": "thing"}})

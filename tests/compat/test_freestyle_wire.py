@@ -112,6 +112,12 @@ def test_what_is_not_served_says_so(api: httpx.Client, method: str, path: str) -
     assert _is_error(answer)
 
 
+@pytest.mark.parametrize("path", ["/", "/v1/nothing", "/v9/vms", "/health", "/nothing.html"])
+def test_whatever_a_client_may_ask_for_is_answered_as_it_expects(api: httpx.Client, path: str) -> None:
+    answer = api.get(path, headers={"X-Freestyle-SDK": "freestyle-sdk-ts"})
+    assert (answer.status_code, answer.json()["code"]) == (501, "SERVICE_UNAVAILABLE")
+
+
 def test_a_page_of_a_sandbox_keeps_its_paths(unreal: Daemon, vm: str) -> None:
     answer = httpx.get(f"{unreal.url}/v1/vms", headers={"Host": f"3000-{vm}.localhost"})
     assert "code" not in answer.text or answer.json().get("code") != "UNAUTHORIZED"

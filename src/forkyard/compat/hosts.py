@@ -1,8 +1,11 @@
-"""Names that the API is reached by, as opposed to those of sandboxes. Pure."""
+"""Names that the API is reached by, as opposed to those of sandboxes; and what is never another's there. Pure."""
 
 from __future__ import annotations
 
 import ipaddress
+
+#: Our own API, whoever asks.
+OWN = "/api/"
 
 
 def host_name(header: str) -> str:

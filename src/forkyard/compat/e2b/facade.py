@@ -5,7 +5,8 @@
     header X-Access-Token alone, on a host of the API      → the same (`e2b` 2.7 after a connect)
     49983-<id>.<preview domain>, 49983-<id>.localhost      → the same, 49999- likewise
     /files?…&signature=… on a host of the API              → the same, of the sandbox whose signature it is
-    /sandboxes, /v2/sandboxes, /snapshots, /templates …    → E2B's control plane, with an API key
+    /sandboxes, /v2/sandboxes, /snapshots, /templates …    → E2B's control plane, with an API key; so is whatever else
+                                                             its clients may ask a host of the API for
     anything else                                          → passed on
 
 Routing headers count only on hosts that no page of a sandbox is served from: such a page must not address another one.
@@ -35,7 +36,7 @@ from forkyard.compat.e2b.templates import TemplateRoutes
 from forkyard.compat.e2b.traffic import Traffic
 from forkyard.compat.e2b.volume_files import VolumeFiles
 from forkyard.compat.e2b.volumes import VolumeRoutes
-from forkyard.compat.hosts import host_name, is_local
+from forkyard.compat.hosts import OWN, host_name, is_local
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import ForkyardError, OperationTimeout, Unauthenticated
 
@@ -48,7 +49,7 @@ _ROOTS = re.compile(
 )
 _UPLOAD = re.compile(r"/templates/(?P<template_id>.+)/files/(?P<hash>[^/]+)")
 _VOLUME_FILE = re.compile(r"/volumecontent/(?P<volume_id>[^/]{1,128})/(?P<what>[^/]{1,64})")
-_ROUTING = (b"host", b"e2b-sandbox-id", b"e2b-sandbox-port", b"x-access-token")
+_ROUTING = (b"host", b"e2b-sandbox-id", b"e2b-sandbox-port", b"x-access-token", b"publisher")
 _SANDBOX_ID = re.compile(r"[a-z][a-z0-9]{19}", re.ASCII)
 _LABEL = re.compile(r"([0-9]{1,5})-([a-z][a-z0-9]{19})(-[a-z0-9-]*)?", re.ASCII)
 
@@ -191,7 +192,8 @@ class E2b:
             return self._to_sandbox(token.partition("_")[0], PORT)
         if scope["path"] == "/files" and b"signature=" in scope["query_string"]:
             return self._signed
-        return None
+        theirs = headers.get(b"publisher") == b"e2b" and not scope["path"].startswith(OWN)
+        return self._control_plane if theirs else None
 
     def _by_header(self, sandbox_id: str, port: bytes) -> Handler:
         async def closed(_: Request) -> Response:

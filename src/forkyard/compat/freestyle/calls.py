@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -80,13 +82,21 @@ class Call:
 
 
 def parsed(model: type[M], content: Any, code: str = "INVALID_REQUEST") -> M:
-    try:
+    with ours(code):
         return model.model_validate(content)
+    raise AssertionError("unreachable")
+
+
+@contextlib.contextmanager
+def ours(code: str = "INVALID_REQUEST") -> Iterator[None]:
+    """What our own models refuse is a bad request of theirs."""
+    try:
+        yield
     except ValidationError as error:
-        raise Refused(400, code, said(error)) from None
+        raise Refused(400, code, _said(error)) from None
 
 
-def said(error: ValidationError) -> str:
+def _said(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     return f"{where}: {first['msg']}"[:500].encode("utf-8", "replace").decode()

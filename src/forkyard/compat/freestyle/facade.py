@@ -23,7 +23,7 @@ from forkyard.builds.schedules import Schedules
 from forkyard.compat.freestyle.calls import USER_HEADER, Call
 from forkyard.compat.freestyle.errors import Refused, answer, refusal
 from forkyard.compat.freestyle.routes import ROOTS, Parts, Route, Table
-from forkyard.compat.hosts import host_name, is_local
+from forkyard.compat.hosts import OWN, host_name, is_local
 from forkyard.control.identities import Principal
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import ForkyardError, OperationTimeout, Unauthenticated
@@ -33,6 +33,8 @@ log = structlog.get_logger(__name__)
 
 READY_WAIT_S = 60.0
 IDENTITY_HEADER = "x-freestyle-identity-access-token"
+#: Of every request of a client: whatever it asks for is answered as Freestyle would.
+CLIENT_HEADER = b"x-freestyle-sdk"
 TRACE_HEADER = "x-freestyle-trace-id"
 
 
@@ -68,10 +70,11 @@ class Freestyle:
             await self._http(scope, receive, send)
 
     def _is_ours(self, scope: Scope) -> bool:
-        if ROOTS.match(scope["path"]) is None:
+        headers = {name: value for name, value in scope["headers"] if name in (b"host", CLIENT_HEADER)}
+        theirs = CLIENT_HEADER in headers and not scope["path"].startswith(OWN)
+        if ROOTS.match(scope["path"]) is None and not theirs:
             return False
-        header = next((value for name, value in scope["headers"] if name == b"host"), b"")
-        name = host_name(header.decode("latin-1"))
+        name = host_name(headers.get(b"host", b"").decode("latin-1"))
         # A page of a sandbox may have such paths of its own.
         return is_local(name) or name in self._api_hosts or name == f"api.{self._control.previews.address.domain}"
 

@@ -1,4 +1,4 @@
-"""Repositories: made, listed, their branches, tags and commits, triggers, and the mirror at GitHub."""
+"""Repositories: made, listed, their branches, tags and commits."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import re
 import secrets
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 from starlette.responses import Response
 
-from forkyard.compat.freestyle.calls import ACCOUNT, Body, Call, done, said, time_of
+from forkyard.compat.freestyle.calls import ACCOUNT, Body, Call, done, ours, time_of
 from forkyard.compat.freestyle.errors import Refused, not_served
 from forkyard.compat.freestyle.models import Text
 from forkyard.control.pages import cursor_after
-from forkyard.errors import Conflict, InvalidRequest, NotFound, RefConflict, RevisionNotFound
+from forkyard.errors import Conflict, InvalidRequest, RefConflict, RevisionNotFound
 from forkyard.git.history import LogFilter
 from forkyard.git.hosting import GitHosting
 from forkyard.git.repositories import Repo
@@ -29,14 +29,10 @@ from forkyard.models.git import (
     RepoCreate,
     TagInfo,
 )
-from forkyard.models.git_triggers import RemoteCreate, TriggerCreate
 
 BAD_REQUEST = "GIT_INVALID_REQUEST"
-#: The remote that `githubSync` means.
-MIRROR = "github"
 MOST_LISTED = 10_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_GITHUB = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*/[A-Za-z0-9._-]+")
 #: `branches.create` of every client so far loses the name, and sends its own template instead.
 _LOST_NAME = "{*branch}"
 
@@ -98,30 +94,6 @@ class _NewCommit(Body):
     expected_sha: Text | None = Field(None, alias="expectedSha")
 
 
-class _Event(Body):
-    event: Literal["push"] = "push"
-    branch: Text | None = None
-    branches: list[Text] | None = None
-    globs: list[Text] | None = None
-
-
-class _Action(Body):
-    """Their documentation and their types name the fields differently."""
-
-    action: Literal["webhook"] = "webhook"
-    endpoint: Text | None = None
-    url: Text | None = None
-
-
-class _NewTrigger(Body):
-    trigger: _Event
-    action: _Action
-
-
-class _Mirror(Body):
-    name: Text = Field(alias="githubRepoName")
-
-
 class Git:
     def __init__(self, hosting: GitHosting) -> None:
         self._hosting = hosting
@@ -136,7 +108,7 @@ class Git:
         if body.source is not None and body.imported is not None:
             raise Refused(400, "SOURCE_IMPORT_CONFLICT", "source and import exclude each other")
         named = body.name is not None and _NAME.fullmatch(body.name) is not None
-        with _ours():
+        with ours(BAD_REQUEST):
             wanted = RepoCreate(
                 name=body.name if named else None,
                 description=None if named else body.name,
@@ -240,7 +212,7 @@ class Git:
         if not name or name == _LOST_NAME:
             message = "this client lost the name of the branch; make it by a commit on it, or by a push"
             raise Refused(400, "BRANCH_NAME_EMPTY", message)
-        with _ours():
+        with ours(BAD_REQUEST):
             wanted = BranchCreate(name=name, rev=body.sha)
         try:
             made = await self._hosting.refs.create_branch(await self.repo(call), wanted, call.who)
@@ -309,7 +281,7 @@ class Git:
 
     async def create_commit(self, call: Call) -> Response:
         body = await call.body(_NewCommit, BAD_REQUEST)
-        with _ours():
+        with ours(BAD_REQUEST):
             wanted = CommitCreate(
                 message=body.message,
                 files=[_change(file) for file in body.files],
@@ -319,66 +291,6 @@ class Git:
             )
         made = await self._hosting.commits.create(await self.repo(call), wanted, call.who)
         return done({"commit": commit_row(made)})
-
-    # ── triggers, GitHub ─────────────────────────────────────────────────────────────────────────────────────────
-
-    async def triggers(self, call: Call) -> Response:
-        repo = await self.repo(call)
-        rows = [
-            {
-                "repositoryId": repo.id,
-                "trigger": {"event": "push", "branches": one.branches, "globs": one.paths},
-                "action": {"action": "webhook", "endpoint": one.action.get("url", "")},
-                "managed": one.action.get("type") != "webhook",
-                "id": one.id,
-                "createdAt": time_of(one.created_at),
-            }
-            for one in await self._hosting.triggers.list(repo)
-        ]
-        return done({"triggers": rows})
-
-    async def create_trigger(self, call: Call) -> Response:
-        body = await call.body(_NewTrigger, BAD_REQUEST)
-        event = body.trigger
-        with _ours():
-            wanted = TriggerCreate.model_validate(
-                {
-                    "events": ["push"],
-                    "branches": event.branches or ([event.branch] if event.branch else []),
-                    "paths": event.globs or [],
-                    "action": {"type": "webhook", "url": body.action.endpoint or body.action.url or ""},
-                }
-            )
-        made = await self._hosting.triggers.create(await self.repo(call), wanted, call.who)
-        return done({"triggerId": made.id})
-
-    async def delete_trigger(self, call: Call) -> Response:
-        try:
-            await self._hosting.triggers.delete(await self.repo(call), call.path["trigger"])
-        except NotFound as error:
-            raise Refused(404, "TRIGGER_ERROR", error.message) from error
-        return done()
-
-    async def mirror(self, call: Call) -> Response:
-        repo = await self.repo(call)
-        for remote in await self._hosting.sync.list(repo):
-            if remote.name == MIRROR:
-                return done({"githubRepoName": remote.url.partition("github.com/")[2].removesuffix(".git")})
-        # Clients take an error with a body for a failure; one without is `null` to them.
-        return Response(status_code=404)
-
-    async def set_mirror(self, call: Call) -> Response:
-        body = await call.body(_Mirror, BAD_REQUEST)
-        if _GITHUB.fullmatch(body.name) is None:
-            raise Refused(400, BAD_REQUEST, "githubRepoName looks like owner/repository")
-        with _ours():
-            wanted = RemoteCreate(name=MIRROR, url=f"https://github.com/{body.name}.git")
-        await self._hosting.sync.create(await self.repo(call), wanted)
-        return done()
-
-    async def unset_mirror(self, call: Call) -> Response:
-        await self._hosting.sync.delete(await self.repo(call), MIRROR)
-        return done()
 
 
 # ── shapes ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -433,17 +345,6 @@ def commit_row(info: CommitInfo) -> dict[str, Any]:
 
 def _person(info: PersonInfo) -> dict[str, Any]:
     return {"name": info.name, "email": info.email, "date": time_of(info.date)}
-
-
-class _ours:
-    """What our models refuse is a bad request of theirs."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        if isinstance(error, ValidationError):
-            raise Refused(400, BAD_REQUEST, said(error)) from None
 
 
 def new_name() -> str:

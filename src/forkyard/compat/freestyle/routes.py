@@ -23,6 +23,7 @@ from forkyard.compat.freestyle.calls import Call
 from forkyard.compat.freestyle.domains import Domains
 from forkyard.compat.freestyle.errors import Refused, not_served
 from forkyard.compat.freestyle.git import Git
+from forkyard.compat.freestyle.git_automation import GitAutomation
 from forkyard.compat.freestyle.git_content import GitContent
 from forkyard.compat.freestyle.identities import Identities
 from forkyard.compat.freestyle.inside import Inside
@@ -75,6 +76,7 @@ class Parts:
         self.systemd = Systemd(control, self.vms)
         self.git = Git(hosting)
         self.content = GitContent(hosting, self.git)
+        self.automation = GitAutomation(hosting, self.git)
         self.identities = Identities(control, hosting)
         self.snapshots = Snapshots(control, builds, self.vms, self.background)
 
@@ -122,6 +124,7 @@ def _domains(parts: Parts) -> list[Route]:
 
 def _git(parts: Parts) -> list[Route]:
     repo, git, content = "/git/v1/repo/{repo}", parts.git, parts.content
+    automation = parts.automation
     return [
         Route("POST", "/git/v1/repo", git.create),
         Route("GET", "/git/v1/repo", git.listed, "anyone"),
@@ -148,12 +151,12 @@ def _git(parts: Parts) -> list[Route]:
         Route("GET", f"{repo}/search/files", content.search_files, "read"),
         Route("GET", f"{repo}/search/commits", content.search_commits, "read"),
         Route("GET", f"{repo}/search/diffs", content.search_diffs, "read"),
-        Route("GET", f"{repo}/trigger", git.triggers),
-        Route("POST", f"{repo}/trigger", git.create_trigger),
-        Route("DELETE", f"{repo}/trigger/{{trigger}}", git.delete_trigger),
-        Route("GET", f"{repo}/github-sync", git.mirror),
-        Route("POST", f"{repo}/github-sync", git.set_mirror),
-        Route("DELETE", f"{repo}/github-sync", git.unset_mirror),
+        Route("GET", f"{repo}/trigger", automation.listed),
+        Route("POST", f"{repo}/trigger", automation.create),
+        Route("DELETE", f"{repo}/trigger/{{trigger}}", automation.delete),
+        Route("GET", f"{repo}/github-sync", automation.mirror),
+        Route("POST", f"{repo}/github-sync", automation.set_mirror),
+        Route("DELETE", f"{repo}/github-sync", automation.unset_mirror),
     ]
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 from starlette.responses import Response
 
 from forkyard.builds.runs import Runs
 from forkyard.builds.schedules import Schedules
-from forkyard.compat.freestyle.calls import ACCOUNT, Body, Call, done, said, time_of
+from forkyard.compat.freestyle.calls import ACCOUNT, Body, Call, done, ours, time_of
 from forkyard.compat.freestyle.errors import Refused, not_served
 from forkyard.errors import NotFound
 from forkyard.models.runs import RunCreate, RunInfo, ScheduleCreate, ScheduleInfo, ScheduleUpdate
@@ -102,7 +102,7 @@ class Serverless:
         if body.run is None or body.cron is None:
             raise Refused(400, "INVALID_REQUEST", "run and cron are needed")
         run = _scheduled(body.run, body.payload)
-        with _ours():
+        with ours():
             wanted = ScheduleCreate(
                 name=body.name, cron=body.cron, timezone=body.timezone or "UTC", retries=body.retries or 0, run=run
             )
@@ -117,7 +117,7 @@ class Serverless:
         run = None if body.run is None else _scheduled(body.run, body.payload)
         if run is None and body.payload is not None:
             run = before.run.model_copy(update={"payload": body.payload})
-        with _ours():
+        with ours():
             change = ScheduleUpdate(
                 name=body.name,
                 cron=body.cron,
@@ -188,7 +188,7 @@ class Serverless:
 def _wanted(script: str, config: _Config, payload: Any = None) -> RunCreate:
     if config.permissions or config.egress or config.proxy:
         raise not_served("rules for the network of a script")
-    with _ours():
+    with ours():
         return RunCreate(
             script=script,
             env=config.env or {},
@@ -254,14 +254,3 @@ def _instant(given: str | None) -> datetime | None:
             400, "INVALID_REQUEST", f"{given[:40]!r} is no time; one looks like 2030-01-31T12:00:00Z"
         ) from None
     return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-
-
-class _ours:
-    """What our models refuse is a bad request of theirs."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        if isinstance(error, ValidationError):
-            raise Refused(400, "INVALID_REQUEST", said(error)) from None

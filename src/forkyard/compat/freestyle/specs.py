@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from pydantic import ValidationError
-
 from forkyard.compat.freestyle import dockerfile, models, runtimes
-from forkyard.compat.freestyle.calls import said
+from forkyard.compat.freestyle.calls import ours
 from forkyard.compat.freestyle.errors import Refused
 from forkyard.models.specs import Size, Spec, Step
 
@@ -60,7 +58,7 @@ class Plan:
 
     def spec(self) -> Spec:
         """Of the layers below."""
-        with _ours():
+        with ours("CREATE_VM_BAD_REQUEST"):
             base = {} if self.snapshot_id is None else {"base": self.snapshot_id}
             return Spec(size=Size(**self.size), steps=self.cached, **base)
 
@@ -78,7 +76,7 @@ def plan(top: models.Layer, spec: models.Layer | None, template: models.Layer | 
     for layer in (*own, top):
         made.own += _steps(layer, made)
         _settle(made, layer)
-    with _ours():
+    with ours("CREATE_VM_BAD_REQUEST"):
         Spec(steps=made.own)
     return made
 
@@ -336,19 +334,8 @@ def _drop_in(patch: models.Unit) -> str:
 # ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _ours:
-    """What our models refuse is a bad request of theirs."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        if isinstance(error, ValidationError):
-            raise _wrong(said(error)) from None
-
-
 def _step(**fields: Any) -> Step:
-    with _ours():
+    with ours("CREATE_VM_BAD_REQUEST"):
         return Step.model_validate(fields)
     raise AssertionError("unreachable")
 

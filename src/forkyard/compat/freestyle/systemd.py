@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 from starlette.responses import Response
 
 from forkyard.compat.freestyle import models
-from forkyard.compat.freestyle.calls import Body, Call, done, said, time_of
+from forkyard.compat.freestyle.calls import Body, Call, done, ours, time_of
 from forkyard.compat.freestyle.errors import Refused
 from forkyard.compat.freestyle.specs import bare, service_fields
 from forkyard.compat.freestyle.vms import Vms
@@ -45,10 +45,8 @@ class Systemd:
     async def create(self, call: Call) -> Response:
         unit = await call.body(models.Unit)
         name = _checked(unit.name)
-        try:
+        with ours():
             service = Service.model_validate(service_fields(unit))
-        except ValidationError as error:
-            raise Refused(400, "INVALID_REQUEST", said(error)) from None
         vm = (await self._vms.living(call)).id
         if any(info.name == name for info in await self._control.services.list(vm)):
             raise Refused(409, "SERVICE_ALREADY_EXISTS", f"there is a service {name} already; delete it first")
