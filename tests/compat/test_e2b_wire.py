@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import re
 import string
 import struct
 import tempfile
@@ -14,7 +15,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from forkyard.compat.e2b import proto
@@ -499,6 +500,8 @@ _code_body = st.one_of(
 
 
 @_settings
+@example(("POST", "/execute"), "x", b'{"code": "1", "context_id": "nothing"}')
+@example(("POST", "/contexts/X/restart"), ".", b"")
 @given(st.sampled_from(_CODE), st.from_regex(r"[^/?#\x00]{1,80}", fullmatch=True), _code_body)
 def test_no_body_breaks_the_code_interpreter(
     unreal_envd: httpx.Client, call: tuple[str, str], name: str, body: bytes
@@ -510,8 +513,8 @@ def test_no_body_breaks_the_code_interpreter(
     if method == "POST" and path == "/execute" and answer.status_code == 200:
         lines = [json.loads(line) for line in answer.text.splitlines()]
         assert lines[-1]["type"] == "end_of_execution"
-    elif path.startswith("/contexts/") and answer.status_code == 404:
-        assert "not found" in answer.text
+    elif answer.status_code == 404 and answer.headers["content-type"].startswith("text/plain"):
+        assert re.fullmatch("Context .{0,64} not found", answer.text, re.DOTALL)
     else:
         assert answer.status_code == 200 or (answer.status_code < 500 and _is_error(answer)), answer.text
 

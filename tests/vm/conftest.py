@@ -8,6 +8,7 @@ or file.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -78,6 +79,11 @@ class Daemon:
     @property
     def log(self) -> str:
         return (self.root / "test-daemon.log").read_text(errors="replace")
+
+    @property
+    def url(self) -> str:
+        """Where it listens, as it said when it started last."""
+        return re.findall(r"serving .*(http://127\.0\.0\.1:[0-9]+)", self.log)[-1]
 
     def start(self) -> None:
         with (self.root / "test-daemon.log").open("ab") as log:

@@ -15,7 +15,7 @@ from forkyard.builds.builds import Builds
 from forkyard.control.ground import new_id
 from forkyard.errors import BuildNotFound, StateConflict, TemplateNotFound, UploadNotFound
 from forkyard.models.builds import BuildCreate, BuildInfo
-from forkyard.models.specs import Size, Spec
+from forkyard.models.specs import Size, Spec, Step
 from forkyard.store.sql import Store
 from forkyard.store.templates import TagRecord, TemplateBuildRecord, TemplateRecord
 
@@ -34,6 +34,15 @@ class Recipe:
 
     def dumped(self) -> dict[str, Any]:
         return {**asdict(self), "spec": self.spec.model_dump(mode="json", exclude_unset=True)}
+
+    @property
+    def kept(self) -> Recipe:
+        """As machines are made of it: what was to be built anew has been."""
+        steps = [
+            step if step.layer is None else Step(layer=step.layer.model_copy(update={"skip_cache": False}))
+            for step in self.spec.steps
+        ]
+        return replace(self, spec=self.spec.model_copy(update={"skip_cache": False, "steps": steps}))
 
     @classmethod
     def loaded(cls, dumped: dict[str, Any]) -> Recipe:
@@ -56,7 +65,7 @@ class Templates:
         if record.state != "waiting":
             raise StateConflict(f"build {build_id} was begun before; request another one")
         begun = await self.builds.create(request, key_id=key_id)
-        if not await self._store.begin_template_build(build_id, recipe.dumped(), begun.id):
+        if not await self._store.begin_template_build(build_id, recipe.kept.dumped(), begun.id):
             await self.builds.delete(begun.id)
             raise StateConflict(f"build {build_id} was begun before; request another one")
 

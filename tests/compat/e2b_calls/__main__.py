@@ -17,7 +17,7 @@ import traceback
 
 from registry import CALLS, Yard
 
-ORDER = ("sandboxes", "commands", "files", "sleep", "templates", "asynchronous", "end")
+ORDER = ("sandboxes", "commands", "files", "repositories", "sleep", "templates", "asynchronous", "end")
 #: What takes a machine of its own: services, memory, ports, disks.
 OF_MACHINES = ("starting", "machines", "volumes")
 
@@ -27,10 +27,14 @@ def _number(version: str) -> tuple[int, ...]:
 
 
 def main() -> None:
-    for name in (*(OF_MACHINES if "COMPAT_VM" in os.environ else ()), *ORDER):
+    listing = "--list" in sys.argv
+    for name in OF_MACHINES if listing or "COMPAT_VM" in os.environ else ():
         importlib.import_module(name)
-    if "--list" in sys.argv:
-        print(json.dumps([(name, since) for name, since, _ in CALLS]))
+    of_machines = len(CALLS)
+    for name in ORDER:
+        importlib.import_module(name)
+    if listing:
+        print(json.dumps([(name, since, n < of_machines) for n, (name, since, _) in enumerate(CALLS)]))
         return
     from importlib.metadata import version
 

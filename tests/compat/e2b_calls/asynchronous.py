@@ -74,6 +74,55 @@ async def _a_list(y: Yard, sbx: Any) -> None:
     assert sbx.sandbox_id in [one.sandbox_id for one in found]
 
 
+async def _a_sleep(y: Yard, _: Any) -> None:
+    made = await y.e2b.AsyncSandbox.create(timeout=300)
+    await made.set_timeout(600)
+    pause = getattr(made, "pause", None) or made.beta_pause
+    await pause()
+    assert not await made.is_running()
+    made = await y.e2b.AsyncSandbox.connect(made.sandbox_id, timeout=300)
+    assert (await made.commands.run("echo back")).stdout == "back\n"
+    assert await made.kill()
+
+
+async def _a_copies(y: Yard, sbx: Any) -> None:
+    snapshot = await sbx.create_snapshot()
+    pages = sbx.list_snapshots()
+    assert snapshot.snapshot_id in [one.snapshot_id for one in await pages.next_items()]
+    assert await y.e2b.AsyncSandbox.delete_snapshot(snapshot.snapshot_id)
+    (child,) = await sbx.fork()
+    assert (await child.commands.run("echo fork")).stdout == "fork\n"
+    assert await child.kill()
+
+
+async def _a_more_files(y: Yard, sbx: Any) -> None:
+    assert await sbx.files.make_dir(y.path("amade"))
+    await sbx.files.write_files([{"path": y.path("amade/a"), "data": "a"}, {"path": y.path("amade/b"), "data": b"b"}])
+    await sbx.files.rename(y.path("amade/a"), y.path("amade/c"))
+    assert (await sbx.files.get_info(y.path("amade/c"))).size == 1
+    await sbx.files.remove(y.path("amade/c"))
+    assert await sbx.files.exists(y.path("amade/b"))
+    assert not await sbx.files.exists(y.path("amade/c"))
+
+
+async def _a_processes(y: Yard, sbx: Any) -> None:
+    handle = await sbx.commands.run("sleep 60", background=True)
+    assert handle.pid in [one.pid for one in await sbx.commands.list()]
+    assert await sbx.commands.kill(handle.pid) is True
+    assert await sbx.commands.kill(handle.pid) is False
+    handle = await sbx.commands.run("sleep 0.7; echo late", background=True)
+    await handle.disconnect()
+    again = await sbx.commands.connect(handle.pid)
+    assert (await again.wait()).stdout == "late\n"
+
+
+async def _a_template(y: Yard, _: Any) -> None:
+    name = f"{y.template}-async"
+    await y.e2b.AsyncTemplate.build(y.e2b.AsyncTemplate().from_base_image().run_cmd("true"), alias=name)
+    made = await y.e2b.AsyncSandbox.create(name, timeout=300)
+    assert await made.kill()
+
+
 for _name, _work in (
     ("AsyncSandbox.create, is_running, get_info, kill", _a_create),
     ("AsyncSandbox.list", _a_list),
@@ -82,5 +131,10 @@ for _name, _work in (
     ("async files.write, read, list", _a_files),
     ("async files.watch_dir", _a_watch),
     ("async pty.create, send_stdin", _a_pty),
+    ("AsyncSandbox.set_timeout, pause, connect", _a_sleep),
+    ("async files.make_dir, write_files, rename, get_info, remove, exists", _a_more_files),
+    ("async commands.list, kill, connect", _a_processes),
+    ("AsyncTemplate.build", _a_template),
 ):
     call(_name)(_async(_work))
+call("AsyncSandbox.create_snapshot, list_snapshots, delete_snapshot, fork", "2.34")(_async(_a_copies))

@@ -1,4 +1,4 @@
-"""Files, watches, signed URLs, git."""
+"""Files, watches, signed URLs."""
 
 from __future__ import annotations
 
@@ -187,9 +187,3 @@ def _(y: Yard) -> None:
     answer = httpx.post(y.sbx.upload_url(y.path("up.txt")), files={"file": ("up.txt", b"sent up")})
     assert answer.status_code == 200, answer.text
     assert y.sbx.files.read(y.path("up.txt")) == "sent up"
-
-
-@call("git.init, git.status", "2.24")
-def _(y: Yard) -> None:
-    y.sbx.git.init(y.path("repo"))
-    assert y.sbx.git.status(y.path("repo")).is_clean

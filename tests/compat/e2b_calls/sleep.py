@@ -68,7 +68,7 @@ def _(y: Yard) -> None:
         assert one.kill()
 
 
-@call("sandbox.create_snapshot", "2.14")
+@call("sandbox.create_snapshot, delete_snapshot", "2.14")
 def _(y: Yard) -> None:
     made = y.sbx.create_snapshot()
     assert made.snapshot_id

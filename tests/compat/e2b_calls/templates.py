@@ -83,6 +83,30 @@ def _(y: Yard) -> None:
     assert made.kill()
 
 
+@call("template.make_dir, rename, make_symlink, remove, copy_items, set_user, skip_cache, to_dockerfile")
+def _(y: Yard) -> None:
+    with tempfile.TemporaryDirectory() as context:
+        (Path(context) / "one.txt").write_text("one")
+        (Path(context) / "two.txt").write_text("two")
+        wanted = (
+            y.e2b.Template(file_context_path=context)
+            .skip_cache()
+            .from_debian_image()
+            .set_user("root")
+            .make_dir(y.path("made/below"))
+            .copy_items([{"src": "one.txt", "dest": y.path("made/")}, {"src": "two.txt", "dest": y.path("made/")}])
+            .rename(y.path("made/one.txt"), y.path("made/renamed.txt"))
+            .make_symlink(y.path("made/renamed.txt"), y.path("made/link.txt"))
+            .remove(y.path("made/two.txt"))
+        )
+        assert y.e2b.Template.to_dockerfile(wanted).startswith("FROM ")
+        _build(y, wanted, f"{y.template}-steps")
+    made = y.e2b.Sandbox.create(f"{y.template}-steps", timeout=300)
+    found = made.commands.run(f"cd {y.path('made')} && whoami && ls && readlink -f link.txt && cat link.txt").stdout
+    assert found.split() == ["root", "below", "link.txt", "renamed.txt", y.path("made/renamed.txt"), "one"], found
+    assert made.kill()
+
+
 @call("Template.build: a step that fails")
 def _(y: Yard) -> None:
     wanted = y.e2b.Template().from_base_image().run_cmd("echo about to fail; exit 3")

@@ -24,7 +24,11 @@ call('git.repos.create: a name that is taken', async (y) => {
 })
 
 call('git.repos.create: source that is not there', async (y) => {
-  await fails('SOURCE_NOT_FOUND', () => y.fs.git.repos.create({ source: { url: 'http://127.0.0.1:9/nothing.git' } }))
+  await fails('SOURCE_NOT_FOUND', () => y.fs.git.repos.create({ source: { url: 'https://nothing.invalid/nothing.git' } }))
+})
+
+call('git.repos.create: source on the host itself', async (y) => {
+  await fails('FORBIDDEN', () => y.fs.git.repos.create({ source: { url: 'http://127.0.0.1:9/nothing.git' } }))
 })
 
 call('commits.create', async (y) => {

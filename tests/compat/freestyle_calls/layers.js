@@ -48,6 +48,39 @@ call('vm.getBuild', async (y) => {
   assert.equal((build.state ? build : await build.get()).state, 'succeeded')
 }, { since: '0.1.52' })
 
+call('build.get, phases', async (y) => {
+  const build = await y.built.getBuild()
+  assert.equal((await build.get()).buildId, build.buildId)
+  assert.match((await build.phases())[0].phaseId, /^bph-/)
+}, { since: '0.1.52' })
+
+call('VmSpec.vcpuCount, memSizeGb, rootfsSizeGb', async (y) => {
+  const { vm, vmId } = await y.fs.vms.create({ spec: new y.sdk.VmSpec().vcpuCount(2).memSizeGb(1).rootfsSizeGb(10) })
+  const row = (await y.fs.vms.list()).vms.find((one) => one.id === vmId)
+  assert.deepEqual(row.sizing, { vcpuCount: 2, memSizeMib: 1024, rootfsSizeMb: 10240 })
+  await vm.delete()
+})
+
+call('VmSpec.discriminator, skipCache', async (y) => {
+  const layer = () => new y.sdk.VmSpec().additionalFiles({ [y.path('same')]: { content: 'x' } })
+  const of = async (spec) => (await y.fs.vms.snapshots.ensure({ spec })).snapshotId
+  const first = await of(layer())
+  assert.equal(await of(layer()), first)
+  assert.notEqual(await of(layer().discriminator('another')), first)
+  const anew = await of(layer().skipCache())
+  assert.notEqual(anew, first)
+  assert.equal(await of(layer()), anew)
+})
+
+call('VmSpec.snapshotId', async (y) => {
+  const { snapshotId } = await y.fs.vms.snapshots.ensure({
+    spec: new y.sdk.VmSpec().additionalFiles({ [y.path('below')]: { content: 'below\n' } }),
+  })
+  const { vm } = await y.fs.vms.create({ spec: new y.sdk.VmSpec().snapshotId(snapshotId).workdir(y.dir) })
+  assert.equal((await vm.exec('cat below; pwd')).stdout, `below\n${y.dir}\n`)
+  await vm.delete()
+}, { since: '0.1.63' })
+
 call('vm.delete: of a VM of a spec', async (y) => {
   await y.built.delete()
 })

@@ -17,7 +17,8 @@ export class Yard {
     this.sdk = sdk
     this.version = version
     this.vm_tier = Boolean(process.env.COMPAT_VM)
-    this.dir = this.vm_tier ? '/root/work' : process.env.COMPAT_DIR
+    // Of its own also where versions share a daemon: what one has built is not built again for another.
+    this.dir = this.vm_tier ? `/root/work-${version}` : process.env.COMPAT_DIR
     this.fs = new sdk.Freestyle()
     this.vm = null
     this.vmId = null

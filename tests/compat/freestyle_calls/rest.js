@@ -31,6 +31,10 @@ call('domains.mappings.list', async (y) => {
   assert.deepEqual((await y.fs.domains.mappings.list({ domain: DOMAIN })).mappings, [])
 })
 
+call('domains.mappings.delete: not mapped', async (y) => {
+  await fails('FAILED_REMOVE_DOMAIN_MAPPING', () => y.fs.domains.mappings.delete({ domain: DOMAIN }))
+})
+
 call('domains.certificates.createWildcard: not verified', async (y) => {
   await fails('DOMAIN_OWNERSHIP_NOT_VERIFIED', () => y.fs.domains.certificates.createWildcard({ domain: DOMAIN }))
 })
@@ -157,6 +161,14 @@ call('serverless.deployments.list: not served', async (y) => {
 
 call('dns.records.create: not served', async (y) => {
   await fails('SERVICE_UNAVAILABLE', () => y.fs.dns.records.create({ domain: DOMAIN, record: { kind: 'A' } }))
+})
+
+call('serverless.deployments.ref: not served', async (y) => {
+  await fails('SERVICE_UNAVAILABLE', () => y.fs.serverless.deployments.ref({ deploymentId: 'x' }).getDetails())
+})
+
+call('dns.records.list: not served', async (y) => {
+  await fails('SERVICE_UNAVAILABLE', () => y.fs.dns.records.list({ domain: DOMAIN }))
 })
 
 call('vpc.create: not served', async (y) => {

@@ -35,6 +35,11 @@ call('snapshot.update', async (y) => {
   assert.equal(found.name, `renamed-${process.pid}`)
 }, { since: '0.1.63' })
 
+call('snapshot.get', async (y) => {
+  const snapshot = y.fs.vms.snapshots.ref({ snapshotId: y.snapshotId })
+  assert.equal((await snapshot.get()).state, 'ready')
+}, { since: '0.1.52' })
+
 call('vms.create: snapshotId', async (y) => {
   const { vm } = await y.fs.vms.create({ snapshotId: y.snapshotId })
   assert.equal((await vm.exec('pwd')).stdout, `${y.dir}\n`)

@@ -183,10 +183,18 @@ call('vms.create: git, a hosted repository', async (y) => {
   assert.equal((await vm.exec('cat /work/app/README.md')).stdout, '# Hosted\n')
   const pushed = await vm.exec(
     'cd /work/app && git config user.email a@b.c && git config user.name A && echo more >> README.md && ' +
-    'git commit -qam More && git push -q origin HEAD',
+    'git commit -qam More && git tag -m "The first" v1 && git push -q origin HEAD v1',
   )
   assert.equal(pushed.statusCode, 0, pushed.stderr)
   const content = await repo.contents.get({ path: 'README.md' })
   assert.equal(Buffer.from(content.content, 'base64').toString(), '# Hosted\nmore\n')
+  y.tagged = repo
   await vm.delete()
+}, VM)
+
+call('tags.list, get, getByHash: of one that was pushed', async (y) => {
+  const [tag] = (await y.tagged.tags.list()).tags
+  assert.deepEqual([tag.name, tag.message.trim()], ['v1', 'The first'])
+  assert.equal((await y.tagged.tags.get({ tagName: 'v1' })).sha, tag.sha)
+  assert.equal((await y.tagged.tags.getByHash({ sha: tag.sha })).target.sha, tag.target.sha)
 }, VM)
