@@ -6,6 +6,7 @@ Machines are agents on this host, so steps are real commands; they write below t
 from __future__ import annotations
 
 import json
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -69,6 +70,21 @@ def test_a_sandbox_of_a_spec_is_built_first_and_restored_later(fy: Forkyard, dae
     assert words(done) == ["built"]
     assert first.info.snapshot_id == second.info.snapshot_id is not None
     assert daemon.host.world.machines[Incarnation(second.id, 1)].spec.env["COLOUR"] == "green"
+
+
+def test_what_starts_from_a_snapshot_goes_on_as_its_spec_said(fy: Forkyard, daemon: Daemon, clean: None) -> None:
+    with tempfile.TemporaryDirectory() as there:
+        Path(there).chmod(0o777)
+        spec = Spec().env(COLOUR="green").workdir(there).user("daemon")
+        snapshot = fy.sandboxes.create(spec=spec, env={"MINE": "alone"}).snapshot()
+        second = fy.sandboxes.create(snapshot=snapshot)
+        said = {"COLOUR": "green", "FORKYARD_WORKDIR": there, "FORKYARD_USER": "daemon"}
+        assert daemon.host.world.machines[Incarnation(second.id, 1)].spec.env == said
+        more = Spec().base(snapshot.id).run("echo $(id -un) $(pwd) $COLOUR $MINE > whose").env(SIZE="big")
+        third = fy.sandboxes.create(spec=more)
+        assert Path(there, "whose").read_text() == f"daemon {there} green\n"
+        assert daemon.host.world.machines[Incarnation(third.id, 1)].spec.env == {**said, "SIZE": "big"}
+        snapshot.delete()
 
 
 def test_the_network_of_a_build_is_not_that_of_its_sandboxes(fy: Forkyard, done: Path) -> None:

@@ -111,7 +111,7 @@ def test_stages_are_copied_from_and_those_not_needed_are_left(fy: Forkyard, ther
     text = f"""
 FROM debian AS build
 RUN mkdir -p {there}/out/bin && echo made > {there}/out/bin/made
-RUN chown 77 {there}/out/bin/made
+RUN chown 77 {there}/out/bin/made && chmod 4751 {there}/out/bin/made
 FROM debian AS unused
 RUN touch {there}/unused
 FROM build AS more
@@ -122,7 +122,8 @@ COPY --from=build --chown=0 {there}/out/bin/ma* {there}/one
 """
     info = fy.builds.create(Spec().dockerfile(text)).wait()
     assert (there / "final" / "bin" / "made").read_text() == "made\n"
-    assert (there / "final" / "bin" / "made").stat().st_uid == 77, "owners in a stage are kept"
+    made = (there / "final" / "bin" / "made").stat()
+    assert (made.st_uid, made.st_mode & 0o7777) == (77, 0o4751), "owners and modes in a stage are kept"
     assert (there / "final" / "more").exists()
     assert (there / "one").stat().st_uid == 0
     assert not (there / "unused").exists()
@@ -165,6 +166,39 @@ def test_mistakes_are_told_before_anything_is_built(fy: Forkyard, context: Path)
         fy.builds.create(Spec(dockerfile={"text": "FROM debian\nRUN x", "context": "sha256:" + "1" * 64}))
 
 
+def test_a_run_has_secrets_that_are_nowhere_afterwards(daemon: Daemon, fy: Forkyard, there: Path) -> None:
+    value = "a-value-to-be-known-again"
+    fy.secrets.set("TOKEN", value)
+    mounts = f"--mount=type=secret,id=TOKEN,target={there}/token,mode=0440 --mount=type=secret,id=TOKEN,env=ALSO"
+    text = f"""FROM debian
+RUN {mounts} --mount=type=secret,id=OTHER cat {there}/token && echo "=$ALSO" && stat -c %a {there}/token > {there}/seen
+RUN echo "${{ALSO-none}}" >> {there}/seen
+"""
+    try:
+        build = fy.builds.create(Spec().dockerfile(text), secrets={"TOKEN": {"hosts": ["example.com"]}})
+        build.wait()
+        said = "".join(event.text for event in build.logs() if event.type == "output")
+        placeholder, also = said.strip().split("=")
+        assert placeholder == also and placeholder.startswith("forkyard-secret-")
+        assert (there / "seen").read_text().split() == ["440", "none"]
+        assert not (there / "token").exists()
+        kept = b"".join(path.read_bytes() for path in (daemon.root / "state").rglob("*") if path.is_file())
+        assert value.encode() not in kept
+        required = f"FROM debian\nRUN --mount=type=secret,id=OTHER,required=true touch {there}/not\n"
+        with pytest.raises(BuildFailed, match="forkyard build --secret OTHER=HOST"):
+            fy.builds.create(Spec().dockerfile(required)).wait()
+        assert not (there / "not").exists()
+        given = {"TOKEN": {"hosts": ["example.com"]}, "OWN": {"hosts": ["example.com"], "value": "mine-alone"}}
+        needs = required.replace("OTHER", "TOKEN") + 'RUN test -z "$OWN"\n'
+        assert fy.sandboxes.create(spec=Spec().dockerfile(needs), secrets=given).info.secret_names == ["OWN", "TOKEN"]
+        daemon.host.left_behind.add(value.encode())
+        with pytest.raises(BuildFailed, match="holds the value of the secret TOKEN"):
+            fy.builds.create(Spec().dockerfile(f"FROM debian\nRUN touch {there}/leaky\n")).wait()
+    finally:
+        daemon.host.left_behind.clear()
+        fy.secrets.delete("TOKEN")
+
+
 def test_a_context_that_leads_out_or_is_cut_off_is_refused(daemon: Daemon, fy: Forkyard, there: Path) -> None:
     api = httpx.Client(base_url=f"{daemon.url}/api/v1", headers={"X-API-Key": daemon.key}, trust_env=False)
     buffer = io.BytesIO()
@@ -196,6 +230,8 @@ def test_images_are_found_by_name_and_credentials_are_not_kept(daemon: Daemon, f
     assert (image.names, image.config.workdir) == (["registry.test/app:1"], str(there))
     sandbox = fy.sandboxes.create(spec=Spec().from_image("registry.test/app:1"))
     assert sandbox.info.snapshot_id is not None
+    fy.images.delete("registry.test/app:1")
+    assert fy.images.list() == []
 
 
 def test_a_create_brings_the_credentials_its_images_need(
@@ -257,6 +293,10 @@ def test_the_command_line_builds_a_dockerfile_and_imports_an_archive(
     assert imported.stdout.strip() in daemon.cli("images", "ls").stdout
     spec = Spec().from_image(context / "image.tar")
     assert fy.builds.create(spec).wait().snapshot_id
+    assert daemon.cli("images", "rm", imported.stdout.strip()).stdout == imported.stdout
+    assert imported.stdout.strip() not in daemon.cli("images", "ls").stdout
+    gone = daemon.cli("images", "rm", "registry.test/none:1")
+    assert (gone.returncode, "there is no image" in gone.stderr) == (1, True)
     wrong = daemon.cli("build", "--dockerfile", str(context / "run.sh"), str(context))
     assert wrong.returncode != 0
     assert "unknown instruction 'echo'" in wrong.stderr

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forkyard.builds.dockerfile.instructions import CopyStep
+from forkyard.builds.dockerfile.instructions import CopyStep, SecretMount
 from forkyard.builds.dockerfile.parser import parse
 from forkyard.builds.dockerfile.stages import Dockerfile, Stage
 from forkyard.builds.dockerfile.words import expand, split
@@ -78,7 +78,10 @@ def test_text_that_only_looks_like_a_heredoc_is_none() -> None:
         ("FROM debian\nCOPY a b c\n", 2, "ends with `/`"),
         ("FROM debian\nCOPY --chmod=rwx a b\n", 2, "octal"),
         ("FROM debian\nCOPY --frm=a a b\n", 2, "--frm"),
-        ("FROM debian\nRUN --mount=type=secret,id=x y\n", 2, "not supported"),
+        ("FROM debian\nRUN --mount=type=ssh y\n", 2, "not supported"),
+        ("FROM debian\nRUN --mount=type=secret,id=npm-token y\n", 2, "no name of a stored secret"),
+        ("FROM debian\nRUN --mount=type=secret,id=A,mode=rw y\n", 2, "an octal one"),
+        ("FROM debian\nRUN --mount=type=secret,id=A,sharing=x y\n", 2, "no 'sharing'"),
         ("FROM debian\nENV A\n", 2, "no value"),
         ("FROM debian\nENV 1A=x\n", 2, "name of a variable"),
         ("FROM debian\nENV A=${B\n", 2, "not closed"),
@@ -220,3 +223,14 @@ def test_only_the_stages_that_are_needed_are_built_in_order() -> None:
     assert [stage.number for stage in stages(text, target="unused")] == [1]
     with pytest.raises(InvalidDockerfile, match="no stage 'x'"):
         stages(text, target="x")
+
+
+def test_secrets_of_a_run_are_where_docker_has_them() -> None:
+    options = ("id=A", "id=A,env=B", "target=t/C,uid=1,gid=2,mode=0444,required")
+    mounts = " ".join(f"--mount=type=secret,{option}" for option in options)
+    (_, run) = steps(f"FROM debian\nWORKDIR /w\nRUN {mounts} x\n")[-2:]
+    assert run.secrets == (
+        SecretMount(id="A", target="/run/secrets/A"),
+        SecretMount(id="A", env="B"),
+        SecretMount(id="C", target="/w/t/C", mode=0o444, owner="1:2", required=True),
+    )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from forkyard.errors import Conflict
 from forkyard.host.cache import DAY_S, Cache, used_now
 
 
@@ -82,3 +83,24 @@ def test_one_that_is_being_built_or_has_no_manifest_is_left_alone(cache: Cache, 
         assert cache.sweep() == []
     assert cache.sweep() == [template]
     assert half.exists()
+
+
+def test_an_image_goes_at_once_with_its_templates_unless_a_disk_rests_on_it(cache: Cache, tmp_path: Path) -> None:
+    image = entry(tmp_path / "cache", "images", "one", days_old=0)
+    template = entry(tmp_path / "cache", "templates", "of-one", backing=image / "disk.raw", days_old=0)
+    other = entry(tmp_path / "cache", "images", "two", days_old=0)
+    others = entry(tmp_path / "cache", "templates", "of-two", backing=other / "disk.raw", days_old=0)
+    disk = tmp_path / "state/disks/a.qcow2"
+    disk.parent.mkdir(parents=True)
+    qcow2(disk, template / "disk.qcow2")
+    with pytest.raises(Conflict, match="1 disks"):
+        cache.remove_image(image)
+    assert image.exists() and template.exists()
+    disk.unlink()
+    with image.with_name(".one.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(Conflict, match="right now"):
+            cache.remove_image(image)
+    cache.remove_image(image)
+    assert not image.exists() and not template.exists()
+    assert other.exists() and others.exists()

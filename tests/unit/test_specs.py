@@ -12,6 +12,7 @@ from forkyard import InvalidRequest, Spec
 from forkyard.builds.layers import Layer, Start, why_missing
 from forkyard.builds.layers import layers_of as made_of
 from forkyard.control import units
+from forkyard.models.bases import ImageConfig
 from forkyard.models.specs import Service, start_order
 from forkyard.models.specs import Spec as SpecModel
 
@@ -164,11 +165,38 @@ def test_a_file_with_other_content_is_named_without_it() -> None:
 
 def test_a_unit_holds_what_was_asked_for() -> None:
     service = Service(name="web", exec="run me", env={"A": 'x "50%" \\ \n'}, user="user", watchdog_s=5, after=["db"])
-    text = units.unit(service)
+    text = units.unit(service, "/bin/bash")
     assert units.asked(text) == service
     assert 'Environment="A=x \\"50%%\\" \\\\ \\n"' in text.splitlines()
     assert "After=db.service" in text.splitlines()
     assert units.asked("[Unit]\n[X-Forkyard]\nService={not json") is None
+
+
+def test_a_service_without_a_command_is_what_the_image_runs() -> None:
+    says = {
+        "entrypoint": ["/srv/go", "a b"],
+        "cmd": ["-v"],
+        "user": "12:34",
+        "workdir": "/srv",
+        "env": {"A": "1", "B": "2"},
+    }
+    image = ImageConfig.model_validate(says)
+    service = units.completed(Service.model_validate("main"), image)
+    assert service.exec == "exec /srv/go 'a b' -v"
+    text = units.unit(service.model_copy(update={"env": {"A": "3"}}), "/bin/sh")
+    lines = (
+        "User=12",
+        "Group=34",
+        "WorkingDirectory=/srv",
+        'Environment="A=3"',
+        f"ExecStart=/bin/sh {units.SCRIPTS}/main.sh",
+    )
+    assert set(lines) <= set(text.splitlines())
+    assert units.asked(units.unit(service, "/bin/sh")) == service
+    own = units.completed(Service(name="own", exec="x", env={"A": "3"}), image)
+    assert (own.user, own.workdir, own.env) == (None, None, {"A": "3", "B": "2"}), "its variables are everybody's"
+    with pytest.raises(InvalidRequest, match="no ENTRYPOINT or CMD"):
+        units.completed(Service(name="main"), ImageConfig())
 
 
 def test_a_layer_is_kept_after_each_step_that_runs_something() -> None:

@@ -41,6 +41,18 @@ def test_an_image_without_python_systemd_or_bash_is_a_whole_machine(own_daemon: 
         second.files.upload(tmp_path, "/srv/uploaded")
         assert second.exec("ls /srv/uploaded").stdout == "busybox.tar\n"
 
+        with first.terminal() as terminal:
+            terminal.send(b"echo $0-$((6 * 7)) $(pwd)\n")
+            shown = b""
+            for data in terminal:
+                shown += data
+                if b"-42 /srv" in shown:
+                    break
+        assert b"sh-42 /srv" in shown, shown
+        with pytest.raises(CommandNotFound, match="no systemd in this machine"):
+            first.services.add("main")
+        with fy.sandboxes.create(snapshot=second.snapshot()) as again:
+            assert again.exec("id -un; cat mine; echo $GREETING").stdout.split() == ["app", "secondhello"]
         (child,) = second.fork(1)
         assert child.exec("cat mine").stdout == "second"
         second.stop()
@@ -85,15 +97,23 @@ CMD ["/bin/made"]
 
 def test_an_image_with_systemd_has_services(own_daemon: Daemon, tmp_path: Path) -> None:
     archive = tmp_path / "debian.tar"
-    archive.write_bytes(saved([debian_layer(tmp_path)]))
-    spec = Spec().from_image(archive).service("clock", "while true; do date +%s > /run/clock; sleep 1; done")
+    loop = "while true; do echo $GREETING $(id -un) $(pwd) > /tmp/new; mv /tmp/new /tmp/said; sleep 1; done"
+    config = {
+        "Env": ["GREETING=hello"],
+        "User": "daemon",
+        "WorkingDir": "/srv",
+        "Entrypoint": ["/bin/sh", "-c"],
+        "Cmd": [loop],
+    }
+    archive.write_bytes(saved([debian_layer(tmp_path)], config))
+    spec = Spec().from_image(archive).service("main", ready="test -e /tmp/said")
     with own_daemon.client() as fy:
         with fy.sandboxes.create(spec=spec) as sandbox:
             assert sandbox.exec("command -v python3 udevadm").exit_code != 0
             assert sandbox.exec("cat /proc/1/comm").stdout == "systemd\n"
-            (clock,) = sandbox.services.list()
-            assert (clock.name, clock.active) == ("clock", "active")
-            assert sandbox.files.read("/run/clock").strip().isdigit()
+            (main,) = sandbox.services.list()
+            assert (main.name, main.active) == ("main", "active")
+            assert sandbox.files.read("/tmp/said") == "hello daemon /srv\n"
         (image,) = [one for one in fy.images.list() if one.systemd and spec.uploads[0].digest in one.names]
-        assert image.config.user == "root"
+        assert image.config.program == ["/bin/sh", "-c", loop]
         fy.builds.prune()

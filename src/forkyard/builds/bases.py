@@ -14,7 +14,7 @@ import structlog
 from forkyard.builds.dockerfile.stages import SCRATCH
 from forkyard.builds.uploads import Uploads
 from forkyard.control.plane import ControlPlane
-from forkyard.errors import InvalidRequest, RegistryUnreachable
+from forkyard.errors import ImageNotFound, InvalidRequest, RegistryUnreachable
 from forkyard.models.bases import ImageConfig, ImageInfo, ImageSource, RegistryAuth
 
 log = structlog.get_logger(__name__)
@@ -94,6 +94,13 @@ class Bases:
 
     async def images(self) -> list[ImageInfo]:
         return await self._host.images()
+
+    async def delete(self, name: str) -> None:
+        """By its id, or a name it was imported under."""
+        found = await self._host.find_image(name)
+        if found is None:
+            raise ImageNotFound(f"there is no image {name!r}; `forkyard images ls` lists those there are")
+        await self._host.delete_image(found.id)
 
     async def named(self, name: str, auth: RegistryAuth | None = None, tell: Tell = nobody) -> Base:
         """As FROM of a Dockerfile names it."""

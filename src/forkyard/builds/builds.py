@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -47,6 +47,7 @@ from forkyard.models.builds import (
     LayerInfo,
     Pruned,
 )
+from forkyard.models.network import Secret
 from forkyard.models.specs import DEFAULT_BASE, Spec, Step
 from forkyard.store.builds import BuildRecord
 from forkyard.store.records import Place
@@ -192,7 +193,12 @@ class Builds:
                 raise InvalidRequest(f"a sandbox with a spec has no {name} of its own; leave it out", field=name)
         for attempt in (1, 2):  # a layer may be evicted between the build and the create
             snapshot_id = await self.built(
-                request.spec, identity=request.identity, registry=request.registry, key_id=api_key_id, begun=begun
+                request.spec,
+                identity=request.identity,
+                registry=request.registry,
+                secrets=request.secrets,
+                key_id=api_key_id,
+                begun=begun,
             )
             wanted = request.model_copy(
                 # The network is named, for else it would be that of the build.
@@ -213,15 +219,20 @@ class Builds:
         *,
         identity: str | None = None,
         registry: RegistryAuth | None = None,
+        secrets: Mapping[str, Secret] | None = None,
         key_id: str = "",
         begun: Callable[[str], None] | None = None,
     ) -> str:
-        """The snapshot of a spec, from the cache or built now; `begun` is told the id of the build then."""
+        """The snapshot of a spec, from the cache or built now; `begun` is told the id of the build then. Of `secrets` the
+        build may use those that are stored."""
         self._drawing.check(spec)
         last = (await self._drawing.draw(spec, registry))[-1].layers[-1]
         if not last.skip_cache and (found := await self._cache.find(last.key)) is not None:
             return found.snapshot_id
-        build = await self.create(BuildCreate(spec=spec, identity=identity, registry=registry), key_id=key_id)
+        said = last.env_after()
+        stored = {name: one for name, one in (secrets or {}).items() if one.value is None and name not in said}
+        request = BuildCreate(spec=spec, identity=identity, registry=registry, secrets=stored)
+        build = await self.create(request, key_id=key_id)
         if begun is not None:
             begun(build.id)
         info = await self.finished(build.id)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import posixpath
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -32,6 +32,7 @@ class Materials:
 
     upload: Callable[[str], Path]
     stage: Callable[[int], Awaitable[Guest]]
+    secrets: Mapping[str, str] = field(default_factory=dict)  # by name, what stands for them inside
 
 
 async def add(guest: Guest, step: AddStep, workdir: str | None, materials: Materials) -> None:
@@ -80,7 +81,7 @@ async def _taken(source: Guest, path: str, to: Path) -> tuple[Path, str]:
         wanted = posixpath.basename(fetched)
     size = 0
     with to.open("wb") as file:
-        async with source.download_tar(fetched) as chunks:
+        async with source.download_tar(fetched, attributes=True) as chunks:
             async for chunk in chunks:
                 size += len(chunk)
                 if size > MAX_BYTES:

@@ -36,7 +36,7 @@ class Drawn:
 class Drawing:
     def __init__(self, control: ControlPlane, bases: Bases, uploads: Uploads) -> None:
         self._host = control.host
-        self._snapshots = control.snapshots
+        self._snapshots, self._sandboxes = control.snapshots, control.sandboxes
         self._bases = bases
         self._uploads = uploads
         self._digests: dict[tuple[str, tuple[str, ...]], str] = {}
@@ -62,17 +62,19 @@ class Drawing:
         """All stages that are needed, each after those it needs, the wanted one last."""
         own = list(enumerate(spec.steps))
         if is_snapshot(spec.base):
-            found_id = (await self._snapshots.get(spec.base)).id
-            return [Drawn(0, layers_of(spec, Start(spec.base, found_id), own), snapshot_id=found_id)]
+            found = await self._snapshots.get(spec.base)
+            context = Context.left(await self._sandboxes.said_by_spec(found.sandbox_id))
+            start = Start(spec.base, found.id, context=context)
+            return [Drawn(0, layers_of(spec, start, own), snapshot_id=found.id)]
         if spec.dockerfile is None:
             base = await self._bases.image(spec.image, auth, tell) if spec.image else self._bases.local(spec.base)
             context = Context() if base.image is None else Context.of(base.config)
             return [Drawn(0, await self._layers(spec, base, context, own))]
-        found: dict[str, Base] = {}
+        named: dict[str, Base] = {}
 
         async def config_of(name: str) -> ImageConfig:
-            found[name] = await self._bases.named(name, auth, tell)
-            return found[name].config
+            named[name] = await self._bases.named(name, auth, tell)
+            return named[name].config
 
         stages = await Dockerfile.read(spec.dockerfile).stages(config_of)
         drawn: dict[int, Drawn] = {}
@@ -87,7 +89,7 @@ class Drawing:
                 start = Start("stage", parent.key, parent.image, parent, _reached(drawn[stage.base]), index)
                 drawn[stage.number] = Drawn(stage.number, layers_of(spec, start, steps), stage.base)
             else:
-                base = found.get(stage.base) or await self._bases.named(stage.base, auth, tell)
+                base = named.get(stage.base) or await self._bases.named(stage.base, auth, tell)
                 drawn[stage.number] = Drawn(stage.number, await self._layers(spec, base, context, steps, index))
         return list(drawn.values())
 

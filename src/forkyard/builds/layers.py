@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,6 +51,12 @@ class Context:
     def of(cls, config: ImageConfig) -> Context:
         """Of a stage of a Dockerfile. The variables of its image are in the machine already."""
         return cls((), config.workdir, config.user)
+
+    @classmethod
+    def left(cls, env: Mapping[str, str]) -> Context:
+        """By the layers of a spec, as `Layer.env_after` has it."""
+        rest = tuple((name, value) for name, value in env.items() if name not in (USER, WORKDIR))
+        return cls(rest, env.get(WORKDIR), env.get(USER, "root"))
 
     def after(self, step: Step) -> Context:
         env = self.env if step.env is None else tuple({**dict(self.env), **step.env}.items())
@@ -184,7 +190,7 @@ def shown(step: Step) -> str:
     if step.git is not None:
         text = f"{step.git.url} {step.git.rev or ''}"
     elif step.service is not None:
-        text = f"{step.service.name}: {step.service.exec}"
+        text = f"{step.service.name}: {step.service.exec or 'what the image runs'}"
     elif step.run is not None:
         text = step.run.shown()
     elif step.wait_for is not None:

@@ -9,14 +9,16 @@ import posixpath
 import shlex
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from forkyard.builds import copies, machine_image, runtimes
+from forkyard.builds import copies, runtimes
 from forkyard.builds.copies import Materials
+from forkyard.builds.dockerfile.instructions import MountedRun, SecretMount
 from forkyard.builds.layers import Context, Layer, shown
-from forkyard.control import code, services
+from forkyard.control import code, machine_image, services
 from forkyard.control.commands import run
-from forkyard.errors import ForkyardError, ServiceNotReady
+from forkyard.errors import FileMissing, ForkyardError, InvalidRequest, ServiceNotReady
 from forkyard.guest.base import ExecSpec, Guest, Stream
 from forkyard.models.builds import UnitState
 from forkyard.models.code import ContextCreate, context_language
@@ -117,7 +119,9 @@ class _Doing:
             await self.clone(step.git.model_copy(update={"user": step.git.user or context.user}))
         elif step.run is not None:
             one = step.run
-            await self._run(one.command, user=one.user, cwd=one.cwd, timeout_s=one.timeout_s, env=one.env)
+            async with self._secrets(one.secrets if isinstance(one, MountedRun) else ()) as more:
+                env = {**one.env, **more}
+                await self._run(one.command, user=one.user, cwd=one.cwd, timeout_s=one.timeout_s, env=env)
         elif step.add is not None:
             await copies.add(self.guest, step.add, self.context.workdir, self.materials)
         elif step.config is not None:
@@ -156,6 +160,34 @@ class _Doing:
                 "workdir": service.workdir or context.workdir,
             }
         )
+
+    @asynccontextmanager
+    async def _secrets(self, mounts: Sequence[SecretMount]) -> AsyncIterator[dict[str, str]]:
+        """Variables; and files, for as long as the block lasts. Only what stands for a secret is ever inside."""
+        env: dict[str, str] = {}
+        async with AsyncExitStack() as stack:
+            for mount in mounts:
+                placeholder = self.materials.secrets.get(mount.id)
+                if placeholder is None:
+                    if mount.required:
+                        raise InvalidRequest(
+                            f"the secret {mount.id} is required, and was not given to this build; name it, with the hosts it "
+                            f"is for: forkyard build --secret {mount.id}=HOST"
+                        )
+                    continue
+                if mount.env is not None:
+                    env[mount.env] = placeholder
+                if mount.target is not None:
+                    if await self.guest.exists(mount.target):
+                        raise InvalidRequest(f"{mount.target} is there already; give the secret another target")
+                    content = _once(placeholder.encode())
+                    await self.guest.write_file(mount.target, content, mode=mount.mode, user=mount.owner)
+                    stack.push_async_callback(self._unmounted, mount.target)
+            yield env
+
+    async def _unmounted(self, path: str) -> None:
+        with suppress(FileMissing):  # the command has removed it
+            await self.guest.remove(path)
 
     async def _run(
         self,
@@ -203,7 +235,11 @@ class _Doing:
         await self._run(_INSTALL[install.program()].format(lockfile=lockfile), cwd=directory, timeout_s=INSTALL_S)
 
     async def _wait(self, wait: WaitStep) -> None:
-        command = f'until timeout 30 bash -c "$FORKYARD_READY" >/dev/null 2>&1; do sleep {wait.interval_s:g}; done'
+        # An image may have neither bash nor timeout.
+        command = (
+            "shell=$(command -v bash || echo sh); within=$(command -v timeout && echo 30); "
+            f'until $within $shell -c "$FORKYARD_READY" >/dev/null 2>&1; do sleep {wait.interval_s:g}; done'
+        )
         await self._run(command, timeout_s=wait.timeout_s, env={"FORKYARD_READY": wait.command})
 
 

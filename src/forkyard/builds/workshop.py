@@ -232,7 +232,9 @@ class Workshop:
 
             guest = await stack.enter_async_context(control.sandboxes.use(sandbox_id))
             try:
-                await do_steps(guest, layer, tell, clone, Materials(self._uploads.find, stage))
+                given = (await control.ground.record(sandbox_id)).secrets
+                placeholders = {name: secret.placeholder for name, secret in given.items()}
+                await do_steps(guest, layer, tell, clone, Materials(self._uploads.find, stage, placeholders))
             except StepFailed as failed:
                 raise LayerFailed(layer.index, failed, await self._debug(sandbox_id, guest, failed)) from failed
 

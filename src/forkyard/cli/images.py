@@ -1,4 +1,4 @@
-"""`images ls | import`."""
+"""`images ls | import | rm`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ls(app: App) -> None:
         app.print_json(found)
         return
     show.table(
-        ("id", "size", "init", "user", "age", "from"),
+        ("id", "size", "init", "user", "age", "used", "from"),
         (
             (
                 info.id,
@@ -33,6 +33,7 @@ def ls(app: App) -> None:
                 "systemd" if info.systemd else "",
                 info.config.user,
                 show.age(info.created_at),
+                show.age(info.used_at),
                 ", ".join(info.names),
             )
             for info in found
@@ -53,3 +54,17 @@ def import_(app: App, image: str, username: str | None, password_stdin: bool) ->
     with app.client() as client:
         info = client.images.import_(image, username=username, password=password)
     app.print_json(info) if app.json else click.echo(info.id)
+
+
+@images_command.command("rm", cls=Verb)
+@click.argument("images", metavar="IMAGE...", nargs=-1, required=True)
+@pass_app
+def rm(app: App, images: tuple[str, ...]) -> None:
+    """Remove images that no sandbox, snapshot or layer rests on, by id or name."""
+    with app.client() as client:
+        for image in images:
+            client.images.delete(image)
+            if not app.json:
+                click.echo(image)
+    if app.json:
+        app.print_json({"deleted": list(images)})

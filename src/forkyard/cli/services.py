@@ -37,7 +37,7 @@ def ls(app: App, sandbox_id: str) -> None:
                 info.sub,
                 str(info.pid or ""),
                 str(info.restarts),
-                show.command(info.service.exec) if info.service else "",
+                show.command(info.service.exec or "") if info.service else "",
             )
             for info in found
         ),
@@ -47,7 +47,7 @@ def ls(app: App, sandbox_id: str) -> None:
 @services_command.command("add", cls=Verb)
 @click.argument("sandbox_id", metavar="ID")
 @click.argument("name")
-@click.argument("exec", metavar="COMMAND")
+@click.argument("exec", metavar="[COMMAND]", required=False)
 @click.option("--type", type=click.Choice(["simple", "oneshot", "notify"]))
 @click.option("--ready", metavar="COMMAND", help="Exits with 0 once the service answers.")
 @click.option("--ready-timeout", "ready_timeout_s", type=seconds, help="Default: 2m.")
@@ -59,9 +59,10 @@ def ls(app: App, sandbox_id: str) -> None:
 @click.option("--no-wait", is_flag=True, help="Do not wait until it is ready.")
 @pass_app
 def add(
-    app: App, /, sandbox_id: str, name: str, exec: str, no_wait: bool, after: tuple[str, ...], **options: Any
+    app: App, /, sandbox_id: str, name: str, exec: str | None, no_wait: bool, after: tuple[str, ...], **options: Any
 ) -> None:
-    """Start a service, and wait until it is ready. One of the same name is replaced."""
+    """Start a service, and wait until it is ready. One of the same name is replaced. Without a command it is what the
+    image of the sandbox says: its ENTRYPOINT and CMD."""
     request = given(options)
     if after:
         request["after"] = list(after)

@@ -260,6 +260,10 @@ class Sandboxes:
     async def get(self, sandbox_id: str) -> SandboxInfo:
         return sandbox_info(await self._ground.record(sandbox_id))
 
+    async def said_by_spec(self, sandbox_id: str) -> Mapping[str, str]:
+        """Variables of the spec it was made of: those that are not for this sandbox alone."""
+        return (await self._ground.record(sandbox_id)).public_env
+
     async def list(
         self,
         *,

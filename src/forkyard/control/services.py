@@ -10,10 +10,10 @@ import shlex
 from collections.abc import AsyncIterator, Sequence
 from typing import Literal
 
-from forkyard.control import units
+from forkyard.control import machine_image, units
 from forkyard.control.commands import Finished, run
 from forkyard.control.sandboxes import Sandboxes
-from forkyard.errors import Conflict, ServiceNotFound, ServiceNotReady
+from forkyard.errors import CommandNotFound, Conflict, ServiceNotFound, ServiceNotReady
 from forkyard.guest.base import ExecSpec, Guest
 from forkyard.models.builds import ServiceInfo, ServiceLogs, UnitState
 from forkyard.models.specs import Service, start_order
@@ -22,6 +22,8 @@ from forkyard.models.specs import Service, start_order
 SYSTEMD_S = 120.0
 LOG_LINES = 40
 LIST_BYTES = 4 * 2**20
+#: There if systemd is what booted the machine.
+_BOOTED = "/run/systemd/system"
 Verb = Literal["start", "stop", "restart"]
 
 
@@ -39,6 +41,9 @@ class Services:
 
     async def add(self, sandbox_id: str, service: Service, *, wait: bool = True) -> ServiceInfo:
         """One of the same name is replaced."""
+        if service.exec is None:  # what the image runs has what its Dockerfile said, and not what the sandbox was given
+            said = await self._sandboxes.said_by_spec(sandbox_id)
+            service = service.model_copy(update={"env": {**said, **service.env}})
         async with self._sandboxes.use(sandbox_id) as guest:
             await put(guest, [service], wait=wait)
             return await _found(guest, service.name)
@@ -71,13 +76,21 @@ class Services:
 
 async def put(guest: Guest, services: Sequence[Service], *, wait: bool = True) -> None:
     """Make these services and start them, those first that others wait for."""
+    if not await guest.exists(_BOOTED):
+        raise CommandNotFound(
+            "there is no systemd in this machine, and so no services; start the program with `run`, in the background "
+            "(`serve > /tmp/log 2>&1 &`), and wait for it with `wait_for`: it is saved while it runs"
+        )
+    image = await machine_image.read(guest)
+    services = [units.completed(service, image) for service in services]
+    shell = "/bin/bash" if await guest.exists("/bin/bash") else "/bin/sh"
     there = {info.name for info in await listed(guest)}
     for service in services:
         path = f"{units.UNITS}/{units.unit_name(service.name)}"
         if service.name not in there and await guest.exists(path):
             raise Conflict(f"the machine has a unit {service.name} that is not ours; choose another name")
-        await guest.write_file(f"{units.SCRIPTS}/{service.name}.sh", _bytes(units.script(service)), mode=0o755)
-        await guest.write_file(path, _bytes(units.unit(service)), mode=0o644)
+        await guest.write_file(f"{units.SCRIPTS}/{service.name}.sh", _bytes(units.script(service, shell)), mode=0o755)
+        await guest.write_file(path, _bytes(units.unit(service, shell)), mode=0o644)
     names = " ".join(shlex.quote(units.unit_name(service.name)) for service in services if service.enabled)
     # To enable a unit reloads all of them too, which takes seconds on an emulated CPU.
     await _systemd(guest, f"systemctl enable -q -- {names}" if names else "systemctl daemon-reload")

@@ -10,6 +10,8 @@ import shlex
 
 from pydantic import ValidationError
 
+from forkyard.errors import InvalidRequest
+from forkyard.models.bases import ImageConfig
 from forkyard.models.builds import ServiceInfo
 from forkyard.models.specs import Service
 
@@ -25,22 +27,38 @@ def unit_name(name: str) -> str:
     return name if "." in name else f"{name}.service"
 
 
-def script(service: Service) -> str:
-    return f"#!/bin/bash\n{service.exec}\n"
+def completed(service: Service, image: ImageConfig) -> Service:
+    """With what the image says: its variables for every service, and if no command was given its program, run as it says."""
+    changed: dict[str, object] = {"env": {**image.env, **service.env}}
+    if service.exec is None:
+        if not image.program:
+            raise InvalidRequest(
+                f"service {service.name} has no exec, and the image of the machine no ENTRYPOINT or CMD; give it an exec"
+            )
+        changed["exec"] = f"exec {shlex.join(image.program)}"
+        changed["user"] = service.user or image.user
+        changed["workdir"] = service.workdir or image.workdir
+    return service.model_copy(update=changed)
 
 
-def unit(service: Service) -> str:
+def script(service: Service, shell: str) -> str:
+    return f"#!{shell}\n{service.exec}\n"
+
+
+def unit(service: Service, shell: str) -> str:
+    user, _, group = (service.user or "").partition(":")
+    group = service.group or group
     after = [unit_name(name) for name in dict.fromkeys([*service.after, *service.requires])]
     lines = ["[Unit]", f"Description={service.name}"]
     lines += [f"After={' '.join(after)}"] if after else []
     lines += [f"Requires={' '.join(map(unit_name, service.requires))}"] if service.requires else []
     lines += [f"OnFailure={' '.join(map(unit_name, service.on_failure))}"] if service.on_failure else []
     lines += ["StartLimitIntervalSec=0", "", "[Service]", f"Type={service.type}"]
-    lines += [f"ExecStart=/bin/bash {SCRIPTS}/{service.name}.sh"]
+    lines += [f"ExecStart={shell} {SCRIPTS}/{service.name}.sh"]
     lines += ["NotifyAccess=all"] if service.type == "notify" or service.watchdog_s else []
     lines += ["RemainAfterExit=yes"] if service.type == "oneshot" else []
-    lines += [f"User={service.user}"] if service.user else []
-    lines += [f"Group={service.group}"] if service.group else []
+    lines += [f"User={user}"] if user else []
+    lines += [f"Group={group}"] if group else []
     lines += [f"WorkingDirectory={_escaped(service.workdir)}"] if service.workdir else []
     lines += [f"Environment={_quoted(f'{name}={value}')}" for name, value in service.env.items()]
     lines += [f"Restart={service.restart}", f"RestartSec={service.restart_s:g}"]
@@ -112,7 +130,7 @@ def wait_script(service: Service) -> str:
     """Ends with 0 when it is ready, with 3 when it has failed."""
     name = shlex.quote(unit_name(service.name))
     return f"""
-while ! timeout 30 bash -c "$FORKYARD_READY" >/dev/null 2>&1; do
+while ! timeout 30 "$(command -v bash || echo sh)" -c "$FORKYARD_READY" >/dev/null 2>&1; do
   case $(systemctl show --property=ActiveState --value -- {name}) in
     failed) exit 3 ;;
     inactive) exit 3 ;;

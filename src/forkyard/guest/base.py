@@ -156,7 +156,10 @@ class Guest(Protocol):
         """Entering the block returns when the watch is armed."""
         ...
 
-    def download_tar(self, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]: ...
+    def download_tar(self, path: str, *, attributes: bool = False) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """`attributes`: extended ones too, as `upload_tar` takes them with `owners`."""
+        ...
+
     async def upload_tar(
         self, path: str, chunks: AsyncIterable[bytes], *, user: str | None = None, owners: bool = False
     ) -> None:

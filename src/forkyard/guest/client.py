@@ -292,8 +292,8 @@ class AgentGuest:
             yield _events(stream)
 
     @asynccontextmanager
-    async def download_tar(self, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
-        async with self._stream("tar_read", path=_path(path)) as (stream, _):
+    async def download_tar(self, path: str, *, attributes: bool = False) -> AsyncIterator[AsyncIterator[bytes]]:
+        async with self._stream("tar_read", path=_path(path), attributes=attributes) as (stream, _):
             yield _bytes(stream)
 
     async def upload_tar(

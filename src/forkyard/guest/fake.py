@@ -492,7 +492,7 @@ class FakeGuest:
             self._watches.remove(watch)
 
     @asynccontextmanager
-    async def download_tar(self, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def download_tar(self, path: str, *, attributes: bool = False) -> AsyncIterator[AsyncIterator[bytes]]:  # noqa: ARG002
         full = self._path(path)
         self._node(full)
         buffer = io.BytesIO()

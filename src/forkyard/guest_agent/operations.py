@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     Result = dict[str, Any] | None
 
 _MAX_DEPTH = 256
+_BASH, _SH = "/bin/bash", "/bin/sh"
 
 
 class Operations:
@@ -105,7 +106,7 @@ class Operations:
             spec.plain = plain_words(spec.command, spec.env)
             spec.argv = _shell_argv(spec.command, spec.plain)
         else:
-            spec.argv = spec.command
+            spec.argv = _login_argv(spec.command)
             spec.plain = None
         spec.timeout_s = optional_seconds(args, "timeout_s")
         spec.stdin = flag(args, "stdin")
@@ -249,7 +250,7 @@ class Operations:
         return None
 
     def op_tar_read(self, stream: Stream, args: Arguments) -> Result:
-        stream.task = TarReadTask(stream, self._loop, _path(args))
+        stream.task = TarReadTask(stream, self._loop, _path(args), flag(args, "attributes"))
         stream.answer({})
         stream.schedule()
         return None
@@ -261,7 +262,7 @@ class Operations:
 
 
 def _shell_argv(command: str, plain: list[str] | None) -> list[str]:
-    for shell in ("/bin/bash", "/bin/sh"):
+    for shell in (_BASH, _SH):
         if os.path.exists(shell):
             return [shell, "-c", command]
     if plain is None:
@@ -269,6 +270,13 @@ def _shell_argv(command: str, plain: list[str] | None) -> list[str]:
             "command_not_found", "there is no shell in this machine; give the command as a program and its arguments"
         )
     return plain
+
+
+def _login_argv(command: list[str]) -> list[str]:
+    """A login shell is one of the machine: not every image has bash."""
+    if command[0] == _BASH and "-l" in command[1:3] and not os.path.exists(_BASH) and os.path.exists(_SH):
+        return [_SH, *command[1:]]
+    return command
 
 
 class _Lines(Task):

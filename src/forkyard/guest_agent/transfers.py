@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 #: What is there stays as it is, but for files that are in the archive too.
-_AS_GIVEN = ["--same-owner", "--numeric-owner", "--no-overwrite-dir", "--keep-directory-symlink"]
+_ATTRIBUTES = ["--xattrs", "--xattrs-include=*"]
+_AS_GIVEN = ["--same-owner", "--numeric-owner", "--no-overwrite-dir", "--keep-directory-symlink", *_ATTRIBUTES]
 
 
 class ReadTask(Task):
@@ -152,7 +153,7 @@ class WriteTask(Task):
 
 
 class TarReadTask(Task):
-    def __init__(self, stream: Stream, loop: Loop, path: str) -> None:
+    def __init__(self, stream: Stream, loop: Loop, path: str, attributes: bool) -> None:
         self._stream = stream
         self._loop = loop
         try:
@@ -165,7 +166,8 @@ class TarReadTask(Task):
         self._watched = False
         self._status: tuple[int, str] | None = None
         self._drained = False
-        argv = [*runtime.program("tar"), "--create", "--file=-", "--directory", directory, "--", name]
+        argv = [*runtime.program("tar"), "--create", "--file=-", *(_ATTRIBUTES if attributes else [])]
+        argv += ["--directory", directory, "--", name]
         try:
             self._program = Program(loop, argv, self._exited, stdout=theirs)
         except BaseException:

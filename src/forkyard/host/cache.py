@@ -18,6 +18,7 @@ from pathlib import Path
 
 import structlog
 
+from forkyard.errors import Conflict
 from forkyard.storage.disks import chain
 
 log = structlog.get_logger(__name__)
@@ -74,10 +75,24 @@ class Cache:
         for kind in ("templates", "images"):  # templates rest on images
             needed = set(self._needed())
             for entry in self._entries(kind):
-                if entry not in needed and self._remove(entry):
+                if entry not in needed and self._is_old(entry) and self._remove(entry, self._is_old):
                     log.info("unused for long, removed from the cache", path=str(entry))
                     removed.append(entry)
         return removed
+
+    def remove_image(self, image: Path) -> None:
+        """And the templates made of it. `Conflict` if a disk of any daemon rests on it."""
+        disks = [disk for disk in self._disks() if any(path.parent == image for path in chain(disk)[1:])]
+        if disks:
+            raise Conflict(
+                f"{len(disks)} disks of sandboxes, snapshots, layers or volumes rest on this image; delete those "
+                "(`forkyard builds prune` removes all layers), and then the image"
+            )
+        for template in self._entries("templates"):
+            if any(path.parent == image for path in chain(template / "disk.qcow2")[1:]):
+                self._remove(template)
+        if image in self._needed() or not self._remove(image):
+            raise Conflict("a machine is made of this image right now; try again")
 
     def _entries(self, kind: str) -> list[Path]:
         directory = self._dir / kind
@@ -85,10 +100,13 @@ class Cache:
             return []
         return sorted(path for path in directory.iterdir() if not path.name.startswith(".") and path.is_dir())
 
-    def _needed(self) -> Iterator[Path]:
+    def _disks(self) -> Iterator[Path]:
         for user in sorted((self._dir / "users").glob("*")):
-            for disk in Path(user.read_text(), "disks").glob("*.qcow2"):
-                yield from (path.parent for path in chain(disk)[1:])
+            yield from Path(user.read_text(), "disks").glob("*.qcow2")
+
+    def _needed(self) -> Iterator[Path]:
+        for disk in self._disks():
+            yield from (path.parent for path in chain(disk)[1:])
         for template in self._entries("templates"):
             yield from (path.parent for path in chain(template / "disk.qcow2")[1:])
 
@@ -98,13 +116,11 @@ class Cache:
         except OSError:
             return False  # being built, or removed by somebody else
 
-    def _remove(self, entry: Path) -> bool:
-        if not self._is_old(entry):
-            return False
+    def _remove(self, entry: Path, if_still: Callable[[Path], bool] = Path.is_dir) -> bool:
         lock = os.open(entry.with_name(f".{entry.name}.lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not self._is_old(entry):
+            if not if_still(entry):
                 return False
             # Without its manifest it is none, whatever happens during the rest.
             (entry / MANIFEST).unlink()

@@ -209,6 +209,11 @@ class LocalHost:
     async def images(self) -> list[ImageInfo]:
         return await self._foreign.all()
 
+    async def delete_image(self, image_id: str) -> None:
+        image = self._foreign.image(image_id)
+        if image is not None:
+            await asyncio.to_thread(self._cache.remove_image, image.dir)
+
     async def import_image(
         self,
         name: str,

@@ -24,7 +24,7 @@ import structlog
 from forkyard.errors import CommandNotFound, ForkyardError, SnapshotCorrupt, TemplateBuildFailed
 from forkyard.guest.base import Connector, Guest
 from forkyard.host import errand
-from forkyard.host.cache import used_now
+from forkyard.host.cache import MANIFEST, used_now
 from forkyard.host.foundry import Foundry
 from forkyard.host.journal import Journal
 from forkyard.images import BaseImage, Progress, agent_archive, ensure_program
@@ -150,19 +150,23 @@ class Templates:
     async def ensure(self, shape: Shape, progress: Progress, image: BaseImage | None = None) -> Template:
         """The template of this shape; built if this is its first use on this machine."""
         kind = (shape, None if image is None else image.key)
-        if kind in self._ready:
+        if self._is_ready(kind):
             return self._ready[kind]
         async with self._locks.setdefault(kind, asyncio.Lock()):
-            if kind not in self._ready:
+            if not self._is_ready(kind):
                 self._ready[kind] = await self._load(await self.build(shape, progress, image))
             return self._ready[kind]
+
+    def _is_ready(self, kind: Kind) -> bool:
+        """Unless it was removed from the cache, with its image."""
+        return kind in self._ready and (self._dir / self._ready[kind].key / MANIFEST).exists()
 
     def loaded(self) -> list[Path]:
         return [self._dir / template.key for template in self._ready.values()]
 
     def milestones(self, key: str) -> list[Milestone]:
         with contextlib.suppress(OSError, ValueError, KeyError):
-            manifest = json.loads((self._dir / key / "manifest.json").read_text())
+            manifest = json.loads((self._dir / key / MANIFEST).read_text())
             return [Milestone(**m) for m in manifest["milestones"]]
         return []
 
@@ -170,11 +174,11 @@ class Templates:
         """Make sure that the template of this shape is in the cache; returns its key."""
         image = image or self._image
         agent_hash = await asyncio.to_thread(tree_hash, AGENT_DIR)
-        key = template_key(image.key, agent_hash, self._driver.fingerprint, shape)
+        key = template_key(image.key + image.made_at, agent_hash, self._driver.fingerprint, shape)
         final = self._dir / key
         self._dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         async with self._build_lock(key):
-            if not (final / "manifest.json").exists():
+            if not (final / MANIFEST).exists():
                 await self._build(key, image, shape, final, progress)
             used_now(final)
         return key
@@ -221,7 +225,7 @@ class Templates:
                 with ram.open("wb") as file:
                     file.truncate(shape.memory_mib << 20)
                 ram.chmod(0o444)
-            elif (self._dir / base / "manifest.json").exists():
+            elif (self._dir / base / MANIFEST).exists():
                 await self._load(base)
             else:
                 raise SnapshotCorrupt(
@@ -297,7 +301,7 @@ class Templates:
                 "milestones": [m.model_dump() for m in milestones],
                 "built_in_s": round(time.monotonic() - started, 1),
             }
-            (scratch / "manifest.json").write_text(json.dumps(manifest, indent=1))
+            (scratch / MANIFEST).write_text(json.dumps(manifest, indent=1))
             await asyncio.to_thread(_sync_tree, scratch)
             shutil.rmtree(final, ignore_errors=True)
             scratch.rename(final)

@@ -258,6 +258,10 @@ class Host(Protocol):
 
     async def images(self) -> list[ImageInfo]: ...
 
+    async def delete_image(self, image_id: str) -> None:
+        """And the templates made of it. `Conflict` if sandboxes or snapshots rest on it."""
+        ...
+
     async def import_image(
         self,
         name: str,

@@ -10,7 +10,7 @@ Owns: machines that are nothing but a guest object, and snapshots of them. They 
 It is strict: a verb that the state of a machine does not allow is an error, so a control plane that mixes up its turns
 is found out. Steps that a `FaultPlan` can name are the verbs of the seam: start, create, destroy, fork, pause, cool,
 resume, power_off, boot, set_network, connect, snapshot, rollback, delete_snapshot, make_volume,
-commit_volume, delete_volume, stored_bytes, logs, usage, checks, prepare, import_image;
+commit_volume, delete_volume, stored_bytes, logs, usage, checks, prepare, import_image, delete_image;
 and `child.N`, the child number N (from 0) of a fork. `pause.done`, `resume.done`, `boot.done`, `rollback.done`,
 `snapshot.done` and `create.done` come when it is done and not told yet. `host.holds[step] = event` lets every caller wait
 at that step.
@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from forkyard.errors import (
+    Conflict,
     ForkyardError,
     HostFailure,
     PortClosed,
@@ -430,6 +431,12 @@ class MemoryHost:
     async def images(self) -> list[ImageInfo]:
         return list(self.world.images)
 
+    async def delete_image(self, image_id: str) -> None:
+        await self._step("delete_image")
+        if any(machine.spec.image == image_id for machine in self.world.machines.values()):
+            raise Conflict(f"a disk rests on image {image_id}")
+        self.world.images = [one for one in self.world.images if one.id != image_id]
+
     async def import_image(
         self,
         name: str,
@@ -453,6 +460,7 @@ class MemoryHost:
             systemd=False,
             size_bytes=0,
             created_at=datetime.now(UTC),
+            used_at=datetime.now(UTC),
         )
         self.world.images = [*(one for one in self.world.images if one.id != made.id), made]
         return made

@@ -42,6 +42,7 @@ class BaseImage:
     initramfs: Path
     kernel_version: str
     min_disk_gib: int
+    made_at: str = ""  # of one that can be removed and made again under the same key, with another disk
 
 
 def base_image_key(files: Mapping[str, bytes], ca_certificates: Mapping[str, bytes]) -> str:
@@ -148,6 +149,7 @@ def load(target: Path) -> BaseImage | None:
             initramfs=target / "initramfs.cpio",
             kernel_version=manifest["kernel_version"],
             min_disk_gib=manifest["min_disk_gib"],
+            made_at=manifest.get("image", {}).get("created_at", ""),
         )
     except (FileNotFoundError, ValueError, KeyError):
         return None

@@ -83,7 +83,7 @@ class ForeignImages:
             with contextlib.suppress(OSError, ValueError, KeyError):
                 manifest = json.loads(path.read_text())
                 if "image" in manifest:
-                    found.append(_info(path.parent.name, manifest))
+                    found.append(_info(path, manifest))
         return found
 
     async def import_(
@@ -197,16 +197,18 @@ def _named(target: Path, name: str) -> ImageInfo:
                 partial.write_text(json.dumps(manifest, indent=2) + "\n")
                 partial.chmod(0o644)
                 partial.rename(path)
-    return _info(target.name, json.loads((target / "manifest.json").read_text()))
+    path = target / "manifest.json"
+    return _info(path, json.loads(path.read_text()))
 
 
-def _info(key: str, manifest: dict[str, Any]) -> ImageInfo:
+def _info(path: Path, manifest: dict[str, Any]) -> ImageInfo:
     image = manifest["image"]
     return ImageInfo(
-        id=f"{_ID}{key}",
+        id=f"{_ID}{path.parent.name}",
         names=image["names"],
         config=ImageConfig.model_validate(manifest["config"]),
         systemd=image["systemd"],
         size_bytes=manifest["disk_bytes"],
         created_at=datetime.fromisoformat(image["created_at"]),
+        used_at=datetime.fromtimestamp(path.stat().st_mtime, UTC),
     )

@@ -124,7 +124,7 @@ def _blob(directory: Path, descriptor: Any) -> Path:
 def _read_saved(archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo], scratch: Path) -> Contents:
     scratch.mkdir(parents=True, exist_ok=True)
     _write(archive, members["manifest.json"], scratch / "manifest.json")
-    listed = json.loads(_bounded(scratch / "manifest.json"))
+    listed = _parsed(scratch / "manifest.json")
     if not isinstance(listed, list) or len(listed) != 1 or not isinstance(listed[0], dict):
         raise InvalidImage("the archive must hold one image; save one by its name")
     names = listed[0].get("Layers")
@@ -173,13 +173,17 @@ def _texts(given: Any) -> list[str]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(_bounded(path))
-    except (OSError, ValueError) as error:
-        raise InvalidImage(f"{path.name} of the image cannot be read: {error}") from None
+    found = _parsed(path)
     if not isinstance(found, dict):
         raise InvalidImage(f"{path.name} of the image makes no sense")
     return found
+
+
+def _parsed(path: Path) -> Any:
+    try:
+        return json.loads(_bounded(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidImage(f"{path.name} of the image cannot be read: {error}") from None
 
 
 def _bounded(path: Path) -> bytes:

@@ -94,6 +94,18 @@ class ImageConfig(Answer):
     labels: dict[str, str] = Field(default_factory=dict)
     expose: list[str] = Field(default_factory=list)
 
+    @property
+    def program(self) -> list[str]:
+        """What a container of it would run; empty if it does not say."""
+        return [*self.entrypoint, *self.cmd]
+
+    def after(self, step: ConfigStep) -> ImageConfig:
+        replaced = ("user", "workdir", "entrypoint", "cmd")
+        changed = {name: value for name in replaced if (value := getattr(step, name)) is not None}
+        labels = {**self.labels, **step.labels}
+        expose = [*self.expose, *(port for port in step.expose if port not in self.expose)]
+        return self.model_copy(update={**changed, "labels": labels, "expose": expose})
+
 
 class ImageInfo(Answer):
     id: str
@@ -102,6 +114,7 @@ class ImageInfo(Answer):
     systemd: bool = Field(description="Whether it has an init of its own. Without one there are no services.")
     size_bytes: int
     created_at: datetime
+    used_at: datetime = Field(description="When a machine was last made of it, or it was imported.")
 
 
 class ImageImport(Request):

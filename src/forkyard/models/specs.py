@@ -140,7 +140,7 @@ class RunStep(Part):
         description="Text runs in `bash -c` (`sh` where there is no bash); a list is a program and its arguments."
     )
     timeout_s: float = Field(3600.0, gt=0, le=86400)
-    user: User | None = None
+    user: Owner | None = None
     cwd: Path | None = None
     env: dict[Name, Value] = Field(default_factory=dict, max_length=256, description="For this command alone.")
 
@@ -209,7 +209,9 @@ class Service(Part):
     """A systemd unit. It runs in the machine, also after a restore: it was saved while it ran."""
 
     name: ServiceName
-    exec: Text = Field(description="A shell command.")
+    exec: Text | None = Field(
+        None, description="A shell command. Default: ENTRYPOINT and CMD of the image, as its USER, in its WORKDIR."
+    )
     type: Literal["simple", "oneshot", "notify"] = Field(
         "simple",
         description="`simple` is up when started, or when `ready` says so; `oneshot` when its command is done; `notify` "
@@ -220,8 +222,8 @@ class Service(Part):
     restart: Literal["no", "on-failure", "on-abnormal", "always"] = "no"
     restart_s: float = Field(1.0, ge=0, le=3600, description="Pause before a restart.")
     env: dict[Name, Value] = Field(default_factory=dict, max_length=256)
-    user: User | None = Field(None, description="Default: that of the spec at this step, else root.")
-    group: User | None = Field(None, description="Default: that of the user.")
+    user: Owner | None = Field(None, description="Default: that of the spec at this step, else root.")
+    group: Owner | None = Field(None, description="Default: that of the user.")
     workdir: Path | None = None
     after: list[UnitName] = Field(default_factory=list, max_length=64)
     requires: list[UnitName] = Field(default_factory=list, max_length=64)
@@ -231,6 +233,11 @@ class Service(Part):
     )
     watchdog_s: float | None = Field(None, gt=0, le=86400, description="It must say so this often that it is alive.")
     enabled: bool = Field(True, description="Started at every boot from disk.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -170,8 +170,9 @@ class Spec:
         """Of later steps and services, and the default of commands in the sandbox; made if there is none."""
         return self._step(user=name)
 
-    def service(self, name: str, exec: str, **options: Any) -> Spec:
-        """A systemd unit, started now and ready before the next step: `ready`, `restart`, `type`, `env`, `after` …"""
+    def service(self, name: str, exec: str | None = None, **options: Any) -> Spec:
+        """A systemd unit, started now and ready before the next step: `ready`, `restart`, `type`, `env`, `after` …
+        Without `exec` it is what the image says: its ENTRYPOINT and CMD."""
         return self._step(service={"name": name, "exec": exec, **options})
 
     def wait_for(self, command: str, *, timeout_s: float = 120, interval_s: float = 0.5) -> Spec:

@@ -12,6 +12,7 @@ from forkyard.api.inputs import BoundedRoute, raw_body, upload
 from forkyard.api.problem import documented
 from forkyard.api.routes.builds import Workshop
 from forkyard.errors import (
+    Conflict,
     HostFailure,
     ImageBuildFailed,
     ImageNotFound,
@@ -76,3 +77,17 @@ async def import_(builds: Workshop, body: ImageImport) -> Response:
 @router.get("/images", response_model=Page[ImageInfo], summary="List images", responses=documented(HostFailure))
 async def list_(builds: Workshop) -> Response:
     return answer(Page[ImageInfo](items=await builds.bases.images()))
+
+
+@router.delete(
+    "/images/{image:path}",
+    status_code=204,
+    summary="Remove an image",
+    responses=documented(ImageNotFound, Conflict, HostFailure),
+)
+async def delete(
+    image: Annotated[str, Path(description="Its id, or a name it was imported under.")], builds: Workshop
+) -> Response:
+    """And the templates made of it. A conflict while sandboxes, snapshots or layers rest on it."""
+    await builds.bases.delete(image)
+    return Response(status_code=204)

@@ -18,12 +18,16 @@ from forkyard.builds.dockerfile.parser import Instruction
 from forkyard.builds.dockerfile.words import expand, split
 from forkyard.errors import InvalidDockerfile
 from forkyard.models.bases import AddStep, ConfigStep, DockerfileSource, ImageConfig
-from forkyard.models.specs import FileStep, LayerStep, RunStep, Step
+from forkyard.models.specs import FileStep, LayerStep, RunStep, SecretName, Step
+from forkyard.models.texts import Name, Part, Path
 
 _SHELL = ("/bin/sh", "-c")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*$")
 _URL = re.compile(r"[a-z]+://|git@")
 _HARMLESS_MOUNTS = ("type=cache", "type=tmpfs")
+_SECRET_OPTIONS = frozenset(
+    ["type", "id", "source", "src", "target", "dst", "destination", "env", "required", "mode", "uid", "gid"]
+)
 #: The machine that runs this may have none of these, so it says what it misses.
 _DOWNLOAD = (
     'if command -v curl >/dev/null; then curl -fsSL -o "$2" -- "$1"; '
@@ -44,17 +48,25 @@ class CopyStep(AddStep):
         return {**dumped, "context": None, "stage": None} if self.content else dumped
 
 
+class SecretMount(Part):
+    """`RUN --mount=type=secret`: what stands for a secret of the build, for this command alone."""
+
+    id: SecretName
+    target: Path | None = None
+    env: Name | None = None
+    required: bool = False
+    mode: int = 0o400
+    owner: str = "0:0"
+
+
+class MountedRun(RunStep):
+    """RUN with secrets."""
+
+    secrets: tuple[SecretMount, ...]
+
+
 #: The number of the stage, or of the image, that COPY --from names on this line.
 StageOf = Callable[[str, int], int]
-
-
-def configured(config: ImageConfig, step: ConfigStep) -> ImageConfig:
-    """What an image says of itself after this step."""
-    replaced = ("user", "workdir", "entrypoint", "cmd")
-    changed = {name: value for name in replaced if (value := getattr(step, name)) is not None}
-    labels = {**config.labels, **step.labels}
-    expose = [*config.expose, *(port for port in step.expose if port not in config.expose)]
-    return config.model_copy(update={**changed, "labels": labels, "expose": expose})
 
 
 def put_in(one: Instruction, word: str, variables: Mapping[str, str]) -> str:
@@ -124,14 +136,44 @@ class Compiler:
     # ── what changes files ───────────────────────────────────────────────────────────────────────────────────────
 
     def _run(self, one: Instruction) -> None:
+        secrets = []
         for flag, value in one.flags:
             if flag == "mount" and value.startswith(_HARMLESS_MOUNTS):
+                continue
+            if flag == "mount" and "type=secret" in value.split(","):
+                secrets.append(self._secret(one, self._expanded(one, value)))
                 continue
             if flag not in ("network", "security") or value not in ("default", "sandbox"):
                 raise one.wrong(f"--{flag}={value} is not supported; COPY what it needs, or take it out")
         command = one.json() or [*self._shell, script(one)]
         env = {name: value for name, value in self._args.items() if name not in self.config.env}
-        self._kept(one, Step(run=RunStep(command=command, env=env)))
+        if secrets:
+            run = MountedRun(command=command, env=env, secrets=tuple(secrets))
+            self._kept(one, Step.model_construct(run=run))
+        else:
+            self._kept(one, Step(run=RunStep(command=command, env=env)))
+
+    def _secret(self, one: Instruction, text: str) -> SecretMount:
+        options = dict(part.partition("=")[::2] for part in text.split(","))
+        for option in options.keys() - _SECRET_OPTIONS:
+            raise one.wrong(f"--mount of a secret has no {option!r}; there is {', '.join(sorted(_SECRET_OPTIONS))}")
+        target = options.get("target") or options.get("dst") or options.get("destination")
+        name = options.get("id") or options.get("source") or options.get("src") or posixpath.basename(target or "")
+        if not _NAME.match(name):
+            raise one.wrong(f"{name!r} is no name of a stored secret; write --mount=type=secret,id=NPM_TOKEN")
+        uid, gid, mode = (options.get(key, usual) for key, usual in (("uid", "0"), ("gid", "0"), ("mode", "0400")))
+        if not (re.fullmatch(r"[0-9]{1,9} [0-9]{1,9}", f"{uid} {gid}") and re.fullmatch(r"[0-7]{3,4}", mode)):
+            raise one.wrong(f"uid={uid}, gid={gid}, mode={mode}: these are numbers, mode an octal one such as 0400")
+        if target is None and "env" not in options:
+            target = f"/run/secrets/{name}"
+        return SecretMount(
+            id=name,
+            target=None if target is None else posixpath.join(self.config.workdir, target),
+            env=options.get("env"),
+            required=options.get("required", "false") in ("", "true", "1"),
+            mode=int(mode, 8),
+            owner=f"{uid}:{gid}",
+        )
 
     def _copy(self, one: Instruction) -> None:
         owner, mode, stage = self._flags(one)
@@ -258,7 +300,7 @@ class Compiler:
     def _set(self, one: Instruction, **values: object) -> None:
         step = ConfigStep.model_validate(values)
         self.steps.append((one.line, Step(config=step)))
-        self.config = configured(self.config, step)
+        self.config = self.config.after(step)
 
     def _kept(self, one: Instruction, step: Step) -> None:
         """A step whose outcome is a layer."""

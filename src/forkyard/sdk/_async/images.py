@@ -35,7 +35,12 @@ class AsyncImages:
         return wire.parse(ImageInfo, answer.content)
 
     async def list(self) -> list[ImageInfo]:
+        """With their sizes, and when each was last used."""
         return await self._transport.items(Page[ImageInfo], "/images", {})
+
+    async def delete(self, image: str) -> None:
+        """By its id, or a name it was imported under. `Conflict` while sandboxes, snapshots or layers rest on it."""
+        await self._transport.request("DELETE", f"/images/{wire.segment(image)}")
 
 
 def credentials(registry: tuple[str, str]) -> dict[str, str]:

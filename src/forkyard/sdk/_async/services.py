@@ -25,8 +25,9 @@ class AsyncServices:
         answer = await self._transport.request("GET", f"{self._path}/{wire.segment(name)}")
         return wire.parse(ServiceInfo, answer.content)
 
-    async def add(self, name: str, exec: str, *, wait: bool = True, **options: Any) -> ServiceInfo:
-        """Start a service, and return when it is ready. One of the same name is replaced. Options as in a spec: `ready`,
+    async def add(self, name: str, exec: str | None = None, *, wait: bool = True, **options: Any) -> ServiceInfo:
+        """Start a service, and return when it is ready. One of the same name is replaced. Without `exec` it is what
+        the image of the sandbox says: its ENTRYPOINT and CMD. Options as in a spec: `ready`,
         `ready_timeout_s`, `type`, `restart`, `env`, `user`, `workdir`, `after`, `requires`, `watchdog_s` …
         `ServiceNotReady` has its state and the end of its journal."""
         request = validation.service_create(name=name, exec=exec, wait=wait, **options)

@@ -36,7 +36,12 @@ class Images:
         return wire.parse(ImageInfo, answer.content)
 
     def list(self) -> list[ImageInfo]:
+        """With their sizes, and when each was last used."""
         return self._transport.items(Page[ImageInfo], "/images", {})
+
+    def delete(self, image: str) -> None:
+        """By its id, or a name it was imported under. `Conflict` while sandboxes, snapshots or layers rest on it."""
+        self._transport.request("DELETE", f"/images/{wire.segment(image)}")
 
 
 def credentials(registry: tuple[str, str]) -> dict[str, str]:

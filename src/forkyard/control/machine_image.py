@@ -1,6 +1,6 @@
 """What a machine says of itself: `/opt/forkyard/image.json`, which its agent reads for every command.
 
-Owns: changing it. The file is the guest's, and may be anything.
+Owns: reading and changing it. The file is the guest's, and may be anything.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 
 from pydantic import ValidationError
 
-from forkyard.builds.dockerfile.instructions import configured
 from forkyard.errors import FileMissing
 from forkyard.guest.base import Guest
 from forkyard.models.bases import ConfigStep, ImageConfig
@@ -20,11 +19,12 @@ _MAX_BYTES = 2**20
 
 
 async def configure(guest: Guest, step: ConfigStep) -> None:
-    config = configured(await _read(guest), step)
+    config = (await read(guest)).after(step)
     await guest.write_file(PATH, _once(config.model_dump_json().encode()), mode=0o644, user="root")
 
 
-async def _read(guest: Guest) -> ImageConfig:
+async def read(guest: Guest) -> ImageConfig:
+    """The base image has none, and says nothing of itself."""
     content = bytearray()
     try:
         async with guest.read_file(PATH, length=_MAX_BYTES) as chunks:
