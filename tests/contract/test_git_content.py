@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import http.server
 import io
@@ -14,6 +15,7 @@ import zipfile
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -177,6 +179,33 @@ def test_a_commit_over_quota_is_refused(fy: Forkyard) -> None:
 
 
 # ── refs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_commits_that_waited_for_each_other_do_not_exceed_the_quota_together(fy: Forkyard, daemon: Daemon) -> None:
+    repo = fy.git.create("waiting", quota_mib=1)
+    lock = daemon.hosting.repositories.lock(SimpleNamespace(id=repo.id))  # type: ignore[arg-type]
+    refused: list[forkyard.RepoFull] = []
+
+    def commit(number: int) -> None:
+        try:
+            repo.commit("large", {f"{number}": random.Random(number).randbytes(400_000)})
+        except forkyard.RepoFull as error:
+            refused.append(error)
+
+    async def all_wait(threads: list[threading.Thread]) -> None:
+        async with asyncio.timeout(60), lock:
+            for thread in threads:
+                thread.start()
+            while len(lock._waiters or ()) < len(threads):  # each has read how large the repository is
+                await asyncio.sleep(0.01)
+
+    threads = [threading.Thread(target=commit, args=(number,)) for number in range(4)]
+    asyncio.run_coroutine_threadsafe(all_wait(threads), daemon._loop).result(timeout=60)
+    for thread in threads:
+        thread.join()
+    assert len(refused) == 2
+    assert fy.git.repo(repo.id).info.size_bytes <= 2**20
+    repo.delete()
 
 
 def test_branches_are_made_moved_and_deleted(repo: Repo) -> None:

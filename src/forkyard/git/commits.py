@@ -67,11 +67,11 @@ class Commits:
         with tempfile.TemporaryFile(dir=repo.path) as file:
             pack = PackWriter(file)
             draft = await asyncio.to_thread(_draft, repo.path, pack, request, branch, author, committer)
-            if pack.size_bytes > repo.room_bytes:
-                raise full(repo, pack.size_bytes)
-            async with self._repositories.writing(repo):
+            async with self._repositories.writing(repo) as room:
+                if not room.take(pack.size_bytes):
+                    raise full(repo, pack.size_bytes)
                 await self._refs.keep(repo.path, file, pack)
-        await self._refs.move(repo, f"refs/heads/{branch}", draft.old, draft.sha, by)
+                await self._refs.move(repo, f"refs/heads/{branch}", draft.old, draft.sha, by)
         return draft
 
 

@@ -85,11 +85,11 @@ class Lfs:
                 if digest.hexdigest() != oid:
                     raise InvalidRequest(f"the {size} bytes that came are not object {oid}; send them again")
                 await asyncio.to_thread(_into_place, file, path)
+                await self._repositories.measured(repo)
         finally:
             file.close()
             with contextlib.suppress(FileNotFoundError):
                 Path(file.name).unlink()
-        await self._repositories.measured(repo)
         return size
 
     async def read(self, repo: Repo, oid: str, offset: int) -> AsyncIterator[bytes]:

@@ -218,11 +218,16 @@ class Repositories:
 
     @contextlib.asynccontextmanager
     async def writing(self, repo: Repo) -> AsyncIterator[Room]:
-        """While anybody is in here, no clean-up begins. Those who are in here at once share what room there is."""
+        """While anybody is in here, no clean-up begins. Those who are in here at once share what room there is; who writes
+        much is `measured` in here, so that whoever comes next knows."""
         self._writers[repo.id] = self._writers.get(repo.id, 0) + 1
-        room = self._rooms.setdefault(repo.id, Room(repo.room_bytes))
         try:
-            yield room
+            if repo.id not in self._rooms:
+                # `repo` may have been read before others wrote, whom its reader then waited for.
+                record = await self._store.repo(repo.id)
+                left_bytes = repo.room_bytes if record is None else self._at(record).room_bytes
+                self._rooms.setdefault(repo.id, Room(left_bytes))
+            yield self._rooms[repo.id]
         finally:
             self._writers[repo.id] -= 1
             if not self._writers[repo.id]:
