@@ -57,6 +57,7 @@ class Forks:
             sandbox_id=sandbox_id,
             cause=Cause.FORKED,
             data={"children": made, "failed": len(new) - len(made), "paused_ms": paused_ms},
+            durable=False,  # each child's own record says whose it is, and that is on disk
         )
         return ForkResult(
             parent_id=sandbox_id,

@@ -288,9 +288,12 @@ class Store(
         cause: Cause | None = None,
         detail: str | None = None,
         data: Mapping[str, Any] | None = None,
+        durable: bool = True,
     ) -> None:
-        """History that is no change of state."""
-        await self._write(lambda connection: record_event(connection, _now(), sandbox_id, kind, cause, detail, data))
+        """History that is no change of state. Not `durable`: a power cut may undo it, a crash of the daemon does not."""
+        await self._write(
+            lambda connection: record_event(connection, _now(), sandbox_id, kind, cause, detail, data), durable=durable
+        )
 
     async def list_events(
         self, *, sandbox_id: str | None = None, after: int = 0, limit: int | None = None
