@@ -220,6 +220,10 @@ def test_a_layer_whose_snapshot_was_deleted_is_built_again(fy: Forkyard, done: P
         ({"steps": [{"run": {"command": "x", "comand": "y"}}]}, "body.spec.steps.0.run.comand"),
         ({"stepz": []}, "body.spec.stepz"),
         ({"steps": [{"service": {"name": "A b", "exec": "x"}}]}, "body.spec.steps.0.service.name"),
+        (
+            {"steps": [{"service": {"name": n, "exec": "x", "after": [m]}} for n, m in ("ab", "ba")]},
+            "body.spec",
+        ),
     ],
 )
 def test_a_mistake_is_named_by_its_path(daemon: Daemon, spec: dict[str, object], path: str) -> None:
@@ -230,6 +234,49 @@ def test_a_mistake_is_named_by_its_path(daemon: Daemon, spec: dict[str, object],
     )
     assert answer.status_code == 422
     assert path in [error["field"] for error in answer.json()["details"]["errors"]]
+
+
+def test_layers_beyond_the_budget_go_those_not_used_for_longest_first(
+    fy: Forkyard, daemon: Daemon, done: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fy.builds.prune()
+    specs = [Spec().run(note(done, word)) for word in ("one", "two", "three")]
+    for spec in specs[:2]:
+        fy.builds.create(spec).wait()
+    in_use = fy.sandboxes.create(spec=specs[1])
+    fy.sandboxes.create(spec=specs[0])  # now the second is the one not used for longest
+    cache = daemon.builds._cache
+    kept = [fy.builds.explain(spec)[0].snapshot_id for spec in specs[:2]]
+    sizes = [fy.snapshots.get(str(snapshot_id)).info.size_bytes for snapshot_id in kept]
+    assert all(sizes)
+    monkeypatch.setattr(cache, "_budget_bytes", sum(sizes))
+    fy.builds.create(specs[2]).wait()
+    assert [fy.builds.explain(spec)[0].cached for spec in specs] == [True, False, True]
+    assert in_use.exec("echo lives").stdout == "lives\n", "who started from a layer does not need it"
+    monkeypatch.setattr(cache, "_budget_bytes", 1)
+    long = Spec().run(note(done, "four")).layer().run(note(done, "five")).layer().run(note(done, "six"))
+    fy.builds.create(long).wait()
+    assert words(done)[-3:] == ["four", "five", "six"], "what a build works on stays until it is done"
+
+
+def test_requirements_are_installed_into_an_environment_that_has_a_pip(
+    fy: Forkyard, done: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "requirements.txt").write_text("# nothing: this test needs no registry\n")
+    there = tmp_path / "there"
+    spec = Spec().install(tmp_path / "here" / "requirements.txt", path=str(there))
+    # As it is called with and without the environment being active, and from elsewhere.
+    spec = spec.run(f'cd {there} && . .venv/bin/activate && pip --version | tr " " "\\n" > {done} && cd / && pip3 list')
+    spec = spec.run(f"{there}/.venv/bin/pip debug 2>/dev/null | grep sys.executable >> {done}")
+    fy.builds.create(spec).wait()
+    assert words(done)[0] == "pip" and f"{there}/.venv/bin/python" in done.read_text()
+
+
+def test_two_specs_of_one_name_are_two(fy: Forkyard, done: Path) -> None:
+    one, two = (Spec().name("app").run(note(done, word)) for word in ("one", "two"))
+    snapshots = {fy.builds.create(spec).wait().snapshot_id for spec in (one, two, one.name("other"))}
+    assert (len(snapshots), words(done)) == (2, ["one", "two"]), "a name is for people"
 
 
 def test_an_unknown_base_and_a_second_size_are_refused(fy: Forkyard) -> None:

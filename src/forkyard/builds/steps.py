@@ -28,9 +28,18 @@ SETUP_S = 300.0
 APT_S = 3600.0
 INSTALL_S = 3600.0
 
+#: Its `pip` is the machine's, told where to install: a copy of one is compiled for minutes on an emulated machine. One that
+#: cannot be told so (before 22.3) is copied as ever.
+_VENV = (
+    "if python3 -c 'import pip; exit([int(n) for n in pip.__version__.split(\".\")[:2]] < [22, 3])' 2>/dev/null; "
+    "then python3 -m venv --without-pip .venv && "
+    """printf '#!/bin/sh\\nexec %s -m pip --python "${{0%%/bin/*}}" "$@"\\n' "$(command -v python3)" > .venv/bin/pip && """
+    "chmod +x .venv/bin/pip && ln -sf pip .venv/bin/pip3; "
+    "else python3 -m venv .venv; fi"
+)
 _INSTALL: dict[Manager, str] = {
     "uv": "uv sync --frozen --no-install-project",
-    "pip": "python3 -m venv .venv && .venv/bin/pip install --no-input -r {lockfile}",
+    "pip": _VENV + " && .venv/bin/pip install --no-input -r {lockfile}",
     "npm": "npm ci --no-audit --no-fund",
     "pnpm": "pnpm install --frozen-lockfile",
     "yarn": "yarn install --frozen-lockfile --non-interactive",

@@ -13,7 +13,7 @@ from typing import Literal
 from forkyard.control import machine_image, units
 from forkyard.control.commands import Finished, run
 from forkyard.control.sandboxes import Sandboxes
-from forkyard.errors import CommandNotFound, Conflict, ServiceNotFound, ServiceNotReady
+from forkyard.errors import CommandNotFound, Conflict, InvalidRequest, ServiceNotFound, ServiceNotReady
 from forkyard.guest.base import ExecSpec, Guest
 from forkyard.models.builds import ServiceInfo, ServiceLogs, UnitState
 from forkyard.models.specs import Service, start_order
@@ -84,7 +84,9 @@ async def put(guest: Guest, services: Sequence[Service], *, wait: bool = True) -
     image = await machine_image.read(guest)
     services = [units.completed(service, image) for service in services]
     shell = "/bin/bash" if await guest.exists("/bin/bash") else "/bin/sh"
-    there = {info.name for info in await listed(guest)}
+    found = await listed(guest)
+    there = {info.name for info in found}
+    _no_circle([*(info.service for info in found if info.service), *services])
     for service in services:
         path = f"{units.UNITS}/{units.unit_name(service.name)}"
         if service.name not in there and await guest.exists(path):
@@ -96,6 +98,16 @@ async def put(guest: Guest, services: Sequence[Service], *, wait: bool = True) -
     await _systemd(guest, f"systemctl enable -q -- {names}" if names else "systemctl daemon-reload")
     for service in start_order(services):
         await _start(guest, service, "restart", wait=wait)
+
+
+def _no_circle(services: Sequence[Service]) -> None:
+    """systemd would start them all the same, and leave one of them out."""
+    try:
+        start_order(services)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"{error}; remove one of them, or say less in `after` and `requires`", field="after"
+        ) from None
 
 
 async def _start(guest: Guest, service: Service, verb: Verb, *, wait: bool = True) -> None:

@@ -101,18 +101,25 @@ class Jupyter(Kernel):
         self._silently(_SET_UP % (_source("charts.py"), _source("setup_python.py")))
 
     def _until_heard(self, words: Path) -> None:
-        """What is published before a subscription has arrived is lost, so it is asked until an echo comes."""
+        """What is published before a subscription has arrived is lost, so it is asked until an echo comes. But never twice
+        at once: a question waits until the kernel is there, and each costs it time that the first run waits for."""
         deadline = time.monotonic() + _START_S
         while True:
             self._send("kernel_info_request", {})
+            while not self._shell.poll(200):
+                self._check_start(words, deadline)
+            self._received(self._shell)
             if self._iopub.poll(200):
                 return
-            assert self.process is not None
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                said = words.read_text(errors="replace").strip()[-2000:]
-                raise Missing(
-                    _INSTALL if "No module named 'ipykernel'" in said else f"the Python kernel did not start: {said}"
-                )
+            self._check_start(words, deadline)
+
+    def _check_start(self, words: Path, deadline: float) -> None:
+        assert self.process is not None
+        if self.process.poll() is not None or time.monotonic() > deadline:
+            said = words.read_text(errors="replace").strip()[-2000:]
+            raise Missing(
+                _INSTALL if "No module named 'ipykernel'" in said else f"the Python kernel did not start: {said}"
+            )
 
     def stop(self) -> None:
         super().stop()
