@@ -21,6 +21,7 @@ from forkyard.builds.builds import Builds
 from forkyard.builds.runs import Runs
 from forkyard.builds.schedules import Schedules
 from forkyard.control.plane import ControlPlane
+from forkyard.dev.actions import dev_servers
 from forkyard.errors import ExecNotFound, FileMissing, ForkyardError
 from forkyard.git.hosting import GitHosting
 from forkyard.guest.base import ExecSpec, Exit, Lost, Output
@@ -188,13 +189,14 @@ async def running_world(directory: Path) -> AsyncIterator[World]:
     await builds.start()
     runs = Runs(control, builds)
     parts: dict[str, Any] = {"hosting": hosting, "builds": builds, "runs": runs, "schedules": Schedules(control, runs)}
-    app = create_app(control, allowed_hosts=["forkyard.example"], **parts)
-    transport = httpx.ASGITransport(app)
-    headers = {"Authorization": f"Bearer {key}"}
-    async with httpx.AsyncClient(
-        transport=transport, base_url="http://localhost:7070/api/v1", headers=headers
-    ) as client:
-        yield World(control, host, app, key, client, guests)
+    async with dev_servers(control, hosting, builds) as servers:
+        app = create_app(control, allowed_hosts=["forkyard.example"], dev_servers=servers, **parts)
+        transport = httpx.ASGITransport(app)
+        headers = {"Authorization": f"Bearer {key}"}
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://localhost:7070/api/v1", headers=headers
+        ) as client:
+            yield World(control, host, app, key, client, guests)
     host.faults = FaultPlan()
     await builds.stop()
     await hosting.stop()
