@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from forkyard import Forkyard
+from forkyard import Forkyard, Spec
 
 from ..vm.test_docs import ROOT, python_of  # noqa: TID252
 from .sdk_daemon import running_daemon
@@ -24,6 +24,13 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path)
             [sys.executable, program], env=daemon.env, cwd=tmp_path, capture_output=True, text=True, timeout=240
         )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_python_and_the_file_of_specs_say_the_same() -> None:
+    page = (ROOT / "docs" / "specs.md").read_text()
+    source, names = python_of(page), {"Spec": Spec}
+    exec(source[source.index("spec = (") : source.index("sandbox = ")], names)
+    assert Spec.parse(python_of(page, "yaml")) == names["spec"]
 
 
 def test_the_commands_on_git_do_what_the_page_shows(tmp_path: Path) -> None:

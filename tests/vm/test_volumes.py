@@ -64,7 +64,7 @@ def test_copies_are_private_forks_have_their_own_and_a_commit_makes_a_version(fy
 
 
 def test_a_volume_goes_with_its_sandbox_through_sleep_snapshot_rollback_and_boot(fy: Forkyard, volume: str) -> None:
-    sbx = fy.sandboxes.create(volumes={"/data": volume})
+    sbx = fy.sandboxes.create(volumes={"/data": volume}, env={"FORKYARD_WORKDIR": "/data", "FORKYARD_USER": "user"})
     sbx.exec("echo 1 > /data/n; (sleep 1000 > /data/open) & echo $! > /data/pid", check=True)
     sbx.pause(durable=True)
     assert out(sbx, "cat /data/n; kill -0 $(cat /data/pid) && echo alive") == "1\nalive", "cold, and awake again"
@@ -79,7 +79,7 @@ def test_a_volume_goes_with_its_sandbox_through_sleep_snapshot_rollback_and_boot
     sbx.exec("echo 3 > /data/n", check=True)
     sbx.stop()
     sbx.start()
-    assert out(sbx, "cat /data/n; findmnt -no TARGET /data") == "3\n/data"
+    assert out(sbx, "cat /data/n; findmnt -no TARGET /data; pwd; id -un") == "3\n/data\n/data\nuser"
     sbx.delete()
     assert fy.volumes.read_bytes(volume, "/n") == b"3\n"
 
