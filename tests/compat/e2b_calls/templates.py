@@ -131,7 +131,8 @@ def _(y: Yard) -> None:
 
 @call("Template.build_in_background, get_build_status")
 def _(y: Yard) -> None:
-    wanted = y.e2b.Template().from_base_image().run_cmd("echo in the background")
+    # Of this run alone: a step that another has built says nothing.
+    wanted = y.e2b.Template().from_base_image().run_cmd(f"echo in the background of {y.template}")
     begun = y.e2b.Template.build_in_background(wanted, alias=f"{y.template}-later")
     end = time.monotonic() + 60
     while True:

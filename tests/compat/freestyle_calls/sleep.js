@@ -1,5 +1,5 @@
 // Sleep, power, forks.
-import { assert, call, fails } from './registry.js'
+import { assert, call, fails, until } from './registry.js'
 
 call('vm.suspend', async (y) => {
   const told = await y.vm.suspend()
@@ -17,6 +17,25 @@ call('vm.start: resumes', async (y) => {
   assert.equal((await y.vm.start()).id, y.vmId)
   assert.equal((await y.vm.getInfo()).state, 'running')
 })
+
+call('pty.attach: a session outlives a suspend', async (y) => {
+  const seen = { before: '', after: '' }
+  const session = await y.vm.pty.open({
+    exec: 'echo begun; while read line; do echo got $line; done',
+    onData: (data) => { seen.before += Buffer.from(data).toString() },
+  })
+  await until(() => seen.before.includes('begun'))
+  session.detach()
+  await y.vm.suspend()
+  const again = await y.vm.pty.attach({
+    sessionId: session.sessionId,
+    onData: (data) => { seen.after += Buffer.from(data).toString() },
+  })
+  again.write('me\n')
+  await until(() => seen.after.includes('begun') && seen.after.includes('got me'), 60)
+  again.detach()
+  await y.vm.pty.close({ sessionId: session.sessionId })
+}, { since: '0.1.63' })
 
 call('vm.fork', async (y) => {
   const { forks } = await y.vm.fork()

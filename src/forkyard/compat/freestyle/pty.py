@@ -120,14 +120,15 @@ class Pty:
                 await self._serve(socket, vm, feed, size)
         except WebSocketDisconnect:
             return
-        except CommandNotFound as error:
-            raise Refused(404, "USER_NOT_FOUND", error.message) from error
-        except Conflict as error:
-            raise Refused(409, "SESSION_ALREADY_EXISTS", error.message) from error
-        except ForkyardError:
-            if socket.application_state is not WebSocketState.CONNECTED:
+        except ForkyardError as error:
+            if socket.application_state is WebSocketState.CONNECTED:
+                await socket.close(_BROKEN)
+            elif isinstance(error, CommandNotFound):
+                raise Refused(404, "USER_NOT_FOUND", error.message) from error
+            elif isinstance(error, Conflict):
+                raise Refused(409, "SESSION_ALREADY_EXISTS", error.message) from error
+            else:
                 raise
-            await socket.close(_BROKEN)
 
     async def _wanted(self, socket: WebSocket, vm: str, user: str, size: tuple[int, int]) -> ExecSpec:
         session_id = socket.query_params.get("sessionId") or f"pty-{new_id()}"
