@@ -18,7 +18,7 @@ EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py") if path
 
 @pytest.mark.parametrize(
     "page",
-    ["README.md", *(f"docs/{name}.md" for name in ("tutorial", "specs", "volumes", "code"))],
+    ["README.md", *(f"docs/{name}.md" for name in ("tutorial", "specs", "volumes", "code", "git", "dev-servers"))],
 )
 def test_the_python_of_a_page_runs_from_top_to_bottom(page: str, daemon: Daemon, fy: Forkyard, tmp_path: Path) -> None:
     program = tmp_path / f"{Path(page).stem}.py"
@@ -26,6 +26,10 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page: str, daemon: Daemon,
     run(daemon, program)
     for build in fy.builds.list():
         build.delete()
+    for repo in fy.git.list():
+        repo.delete()
+    for identity in fy.identities.list():
+        fy.identities.delete(identity.id)
     fy.builds.prune()  # layers stay for the next who wants them; here they would look like a leak
 
 
