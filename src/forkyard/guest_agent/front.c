@@ -4,14 +4,15 @@
  *   front PORT|unix:PATH PROGRAM ARGS...      starts the agent: PROGRAM ARGS... --channel fd:3
  *
  * A restored machine under software emulation has translated nothing yet: every line of code that runs is slow once, and
- * an interpreter is much code. So the greeting (HELLO) and the identity are answered here. All else is passed on to the
- * agent, byte for byte; PROTOCOL.md holds for both. The agent learns of a new host with the first request that is for it,
+ * an interpreter is much code. So the greeting (HELLO), the identity and mounts are answered here. All else is passed on to
+ * the agent, byte for byte; PROTOCOL.md holds for both. The agent learns of a new host with the first request that is for it,
  * or a little later, when nobody waits.
  *
- * It never looks into a frame but HELLO and `identity`. It holds at most a few frames in each direction: while one side
+ * It never looks into a frame but HELLO, `identity` and `mount`. It holds at most a few frames in each direction: while one side
  * takes no more, the other is not read.
  */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/random.h>
@@ -23,6 +24,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -34,6 +36,7 @@
 
 enum { HELLO = 1, HELLO_ACK, REQUEST, RESPONSE, NEED_HELLO = 10 };
 enum { HEADER = 12, OVERHEAD = 16, MAX_BODY = 65536, MAX_FRAME = MAX_BODY + OVERHEAD, MAX_HELLO = 1024, PREFIX = 20 };
+enum { FIRST_SLOT = 8, LAST_SLOT = 0x17 };
 enum { PAGE = 4096, KERNEL_WRITE = 32 << 10, AGENT_FD = 3 };
 /* Long enough for many machines that start together: what can wait takes no time from those that are waited for. */
 #define INTRODUCE_AFTER_MS 10000
@@ -48,6 +51,7 @@ static struct buffer down = {space[1], sizeof *space, 0, 0};    /* to the agent 
 static struct buffer answers = {space[2], sizeof *space, 0, 0}; /* from the agent */
 static struct buffer up = {space[3], sizeof *space, 0, 0};      /* to the host */
 
+static int own_machine; /* not a process among others, in a test */
 static int port = -1, agent = -1;
 static int port_in, port_out, agent_in, agent_out; /* whether it is worth trying */
 static int lost = 1;                               /* looking for nothing but a HELLO */
@@ -227,6 +231,89 @@ static int take_identity(const unsigned char *frame, size_t size) {
     return 1;
 }
 
+/* ── volumes ───────────────────────────────────────────────────────────────────────────────────────────────────────── */
+
+/* The first name in a directory that begins so, put behind the directory's. */
+static int go_down(char *path, size_t size, const char *begin) {
+    DIR *directory = opendir(path);
+    struct dirent *entry = NULL;
+    while (directory && (entry = readdir(directory)))
+        if (entry->d_name[0] != '.' && !strncmp(entry->d_name, begin, strlen(begin)))
+            break;
+    size_t length = strlen(path);
+    int found = entry && (size_t)snprintf(path + length, size - length, "/%s", entry->d_name) < size - length;
+    if (directory)
+        closedir(directory);
+    return found;
+}
+
+/* The drive of a slot (`volumes.py`), once the kernel has seen that there is something in it, which takes some milliseconds. */
+static int drive_of(int slot, char *drive, size_t size) {
+    char path[512];
+    snprintf(path, sizeof path, "/sys/bus/pci/devices/0000:00:%02x.0", FIRST_SLOT + slot);
+    if (!go_down(path, sizeof path - 16, "virtio"))
+        return 0;
+    strcat(path, "/block");
+    if (!go_down(path, sizeof path - 16, ""))
+        return 0;
+    snprintf(drive, size, "/dev%s", strrchr(path, '/'));
+    strcat(path, "/size");
+    for (int looks = 0; looks < 200; looks++) {
+        char first = '0';
+        int file = open(path, O_RDONLY | O_CLOEXEC);
+        int got = file >= 0 && read(file, &first, 1) == 1;
+        if (file >= 0)
+            close(file);
+        if (!got || first != '0')
+            return got;
+        usleep(1000);
+    }
+    return 0;
+}
+
+/* 0 if the request is not as expected or something fails: then the agent sees to it, and says what is wrong. */
+static int mount_volume(const char *body, size_t size) {
+    char drive[64], path[1024];
+    const char *end = body + size, *at = value_of(body, size, "\"slot\":");
+    unsigned long flags = MS_NOSUID | MS_NODEV | MS_NOATIME;
+    int slot = 0;
+    size_t n = 0;
+    if (!at || at >= end || *at < '0' || *at > '9')
+        return 0;
+    for (; at < end && *at >= '0' && *at <= '9' && slot < 100; at++)
+        slot = slot * 10 + *at - '0';
+    if (slot > LAST_SLOT || !(at = value_of(body, size, "\"path\":\"")) || at >= end || *at != '/')
+        return 0;
+    for (; at < end && *at != '"'; at++) {
+        if (n == sizeof path - 1 || *at < ' ' || *at > '~' || *at == '\\')
+            return 0;
+        path[n++] = *at;
+    }
+    path[n] = 0;
+    if (value_of(body, size, "\"read_only\":true"))
+        flags |= MS_RDONLY;
+    else if (!value_of(body, size, "\"read_only\":false"))
+        return 0;
+    if (!drive_of(slot, drive, sizeof drive))
+        return 0;
+    for (char *slash = path + 1; (slash = strchr(slash, '/')); *slash++ = '/') {
+        *slash = 0;
+        mkdir(path, 0755);
+    }
+    mkdir(path, 0755);
+    return !mount(drive, path, "ext4", flags, NULL);
+}
+
+static int take_mount(const unsigned char *frame, size_t size) {
+    static const char asked[] = "{\"op\":\"mount\",", ok[] = "{\"ok\":{}}";
+    const char *body = (const char *)frame + HEADER;
+    if (!own_machine || size < OVERHEAD + sizeof asked - 1 || memcmp(body, asked, sizeof asked - 1) ||
+        !mount_volume(body, size - OVERHEAD))
+        return 0;
+    add_frame(&up, RESPONSE, number(frame + 4), ok, sizeof ok - 1, "", 0, epoch);
+    return 1;
+}
+
 /* ── from the host ─────────────────────────────────────────────────────────────────────────────────────────────────── */
 
 static void greet(const unsigned char *frame, size_t size) {
@@ -293,7 +380,7 @@ static int step(void) {
             heard.from++;
         return 1;
     }
-    if (at[2] != REQUEST || at[3] || !take_identity(at, size)) {
+    if (at[2] != REQUEST || at[3] || !(take_identity(at, size) || take_mount(at, size))) {
         introduce();
         add(&down, at, size);
     }
@@ -445,8 +532,9 @@ int main(int argc, char **argv) {
     }
     signal(SIGPIPE, SIG_IGN);
     start_agent(argv + 2);
-    /* Whoever else reacts to a new clock or an interrupt does so after the answer. In a machine of its own only. */
-    if (strncmp(argv[1], "unix:", 5))
+    own_machine = !!strncmp(argv[1], "unix:", 5);
+    /* Whoever else reacts to a new clock or an interrupt does so after the answer. */
+    if (own_machine)
         sched_setscheduler(0, SCHED_FIFO, &(struct sched_param){.sched_priority = 1});
     int events = epoll_create1(EPOLL_CLOEXEC);
     /* Edge-triggered: a port whose host end is closed is always "ready" and would keep us spinning. */
