@@ -15,7 +15,8 @@ from forkyard.images.build import CODENAME
 from forkyard.images.hostconfig import read_host_config
 
 APPLETS = (
-    "sh ls cat echo id env ps mkdir touch sleep true false pwd hostname wget head grep df dd rm test stat kill wc httpd"
+    "sh ls cat echo id env ps mkdir touch sleep true false pwd hostname wget head grep df dd rm test stat kill wc httpd "
+    "fallocate"
 )
 PASSWD = b"root:x:0:0:root:/root:/bin/sh\napp:x:1234:1234::/srv:/bin/sh\n"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forkyard import BuildFailed, CommandNotFound, Spec
+from forkyard import BuildFailed, CommandNotFound, Conflict, Spec
 
 from .conftest import Daemon
 from .image_archives import BUSYBOX_CONFIG, busybox_layer, debian_layer, saved
@@ -51,8 +51,11 @@ def test_an_image_without_python_systemd_or_bash_is_a_whole_machine(own_daemon: 
         assert b"sh-42 /srv" in shown, shown
         with pytest.raises(CommandNotFound, match="no systemd in this machine"):
             first.services.add("main")
-        with fy.sandboxes.create(snapshot=second.snapshot()) as again:
+        snapshot = second.snapshot()
+        with fy.sandboxes.create(snapshot=snapshot) as again:
             assert again.exec("id -un; cat mine; echo $GREETING").stdout.split() == ["app", "secondhello"]
+        # What is built on a snapshot goes on as its image says.
+        fy.builds.create(Spec().base(snapshot.id).run('test "$(id -un) $(pwd)" = "app /srv"')).wait()
         (child,) = second.fork(1)
         assert child.exec("cat mine").stdout == "second"
         second.stop()
@@ -62,15 +65,27 @@ def test_an_image_without_python_systemd_or_bash_is_a_whole_machine(own_daemon: 
             sandbox.delete()
 
         # Steps over it, and one that takes all there is.
-        more = spec.run("echo made > /srv/made", user="root").layer()
+        serve = "echo made > made; httpd -f -p 8099 -h /srv >/dev/null 2>&1 &"
+        more = spec.run(serve, user="root").wait_for("wget -qO- localhost:8099/made").layer()
         with fy.sandboxes.create(spec=more) as third:
-            assert third.exec("cat made").stdout == "made\n"
+            assert third.exec("wget -qO- localhost:8099/made").stdout == "made\n", "it runs already"
         with pytest.raises(BuildFailed, match="exited with 1") as full:
-            fy.builds.create(more.run("dd if=/dev/zero of=/srv/big bs=1M", user="root")).wait()
+            fill = "fallocate -l 5200M big && dd if=/dev/zero of=more bs=1M"  # the most of it takes no time
+            fy.builds.create(more.run(fill, user="root")).wait()
         assert "No space left" in full.value.details["log"]
+        fy.secrets.set("TOKEN", "a-value-to-be-known-again")
+        with pytest.raises(BuildFailed, match="holds the value of the secret TOKEN"):
+            fy.builds.create(spec.run("echo a-value-to-be-known$(echo -again) > leaked", user="root")).wait()
+        with pytest.raises(Conflict, match="rest on this image"):
+            fy.images.delete(image.id)
         for build in fy.builds.list():
             build.delete()
         fy.builds.prune()
+        snapshot.delete()
+        fy.images.delete(image.id)
+        assert image.id not in {one.id for one in fy.images.list()}
+        with fy.sandboxes.create(spec=spec) as anew:
+            assert anew.exec("id -un").stdout == "app\n"
 
 
 def test_a_dockerfile_that_starts_from_nothing(own_daemon: Daemon, tmp_path: Path) -> None:
@@ -79,18 +94,32 @@ def test_a_dockerfile_that_starts_from_nothing(own_daemon: Daemon, tmp_path: Pat
     text = """
 FROM debian AS build
 RUN printf '#include <stdio.h>\\nint main(void) { puts("from C"); }' > /m.c && gcc -static -o /made /m.c
+RUN --mount=type=secret,id=TOKEN,required=true <<END
+#!/usr/bin/python3
+import os
+assert open("/run/secrets/TOKEN").read().startswith("forkyard-secret-")
+os.chown("/made", 7, 8)
+os.chmod("/made", 0o4755)
+os.setxattr("/made", "user.mark", b"kept")
+END
 FROM scratch
 COPY --from=build /made /bin/made
 ENV COLOUR=green
 WORKDIR /work
 CMD ["/bin/made"]
 """
-    with own_daemon.client() as fy, fy.sandboxes.create(spec=Spec().dockerfile(text, tmp_path)) as sandbox:
+    spec = Spec().dockerfile(text, tmp_path)
+    with own_daemon.client() as fy:
+        fy.secrets.set("TOKEN", "a-value-to-be-known-again")
+        fy.builds.create(spec, secrets={"TOKEN": {"hosts": ["example.com"]}}).wait()
+        sandbox = fy.sandboxes.create(spec=spec)
         assert sandbox.exec(["/bin/made"]).stdout == "from C\n"
         assert sandbox.exec("/bin/made").stdout == "from C\n", "a program needs no shell"
         with pytest.raises(CommandNotFound, match="there is no shell"):
             sandbox.exec("made | cat")
-        assert [entry.name for entry in sandbox.files.list("/bin")] == ["made"]
+        (made,) = sandbox.files.list("/bin")
+        assert (made.name, made.owner, made.group, made.mode) == ("made", "7", "8", 0o4755)
+        assert made.attributes == {"mark": "kept"}
         sandbox.delete()
         fy.builds.prune()
 
