@@ -160,3 +160,27 @@ def test_what_a_dead_daemon_had_begun_is_tried_again_if_it_may(daemon: Daemon, m
     run = do(daemon, ended(daemon, made.id))
     assert (run.state, run.attempts, run.outcome.result) == ("succeeded", 2, 7)
     do(daemon, daemon.schedules.delete(made.id))
+
+
+def test_with_a_schedule_goes_what_it_has_begun(daemon: Daemon) -> None:
+    script = "export default () => new Promise(() => setTimeout(() => 0, 1e6))"
+    made = do(daemon, daemon.schedules.create(ScheduleCreate(cron="0 0 1 1 *", run=RunCreate(script=script))))
+    do(daemon, due(daemon, made.id))
+
+    async def begun() -> None:
+        async with asyncio.timeout(30):
+            while not any(one.state == "running" for one in (await daemon._control.sandboxes.list()).items):
+                await asyncio.sleep(0.05)
+
+    do(daemon, begun())
+    do(daemon, daemon.schedules.delete(made.id))
+    assert not do(daemon, daemon._control.sandboxes.list()).items
+
+
+def test_a_run_that_goes_wrong_by_itself_has_failed(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: object) -> str:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(daemon.runs, "_prepared", broken)
+    made = do(daemon, daemon.runs.create(RunCreate(script="export default 1")))
+    assert (made.state, made.outcome.kind) == ("failed", "host")

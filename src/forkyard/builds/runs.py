@@ -134,6 +134,9 @@ class Runs:
             return RunOutcome(ok=False, error=f"its packages could not be installed: {error.message}", kind="host")
         except ForkyardError as error:
             return RunOutcome(ok=False, error=error.message, kind="host")
+        except Exception:
+            log.exception("a run went wrong", run=run_id)
+            return RunOutcome(ok=False, error="an unexpected error; the daemon's log has it", kind="host")
 
     async def _prepared(self, request: RunCreate, key_id: str) -> str | None:
         """A snapshot with the packages it wants; None: it wants none."""

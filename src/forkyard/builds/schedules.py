@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import structlog
@@ -30,13 +31,19 @@ AT_ONCE = 4
 BACKOFF_S = 5.0
 
 
+@dataclass(frozen=True)
+class _Attempt:
+    schedule_id: str | None
+    task: asyncio.Task[None]
+
+
 class Schedules:
     def __init__(self, control: ControlPlane, runs: Runs) -> None:
         self._store = control.ground.store
         self._runs = runs
         self._news = asyncio.Event()
         self._room = asyncio.Semaphore(AT_ONCE)
-        self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._under_way: dict[str, _Attempt] = {}  # by run
         self._loop: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -46,10 +53,7 @@ class Schedules:
         self._loop = asyncio.create_task(self._run(), name="schedules")
 
     async def stop(self) -> None:
-        tasks = [*self._under_way.values(), *([self._loop] if self._loop is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _cancelled([*(one.task for one in self._under_way.values()), *([self._loop] if self._loop else [])])
 
     # ── schedules ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -95,6 +99,7 @@ class Schedules:
         """With its history; what it had begun is ended."""
         if not await self._store.remove_schedule(schedule_id):
             raise _missing(schedule_id)
+        await _cancelled([one.task for one in self._under_way.values() if one.schedule_id == schedule_id])
 
     async def runs(self, schedule_id: str, *, limit: int = 100, offset: int = 0) -> tuple[Sequence[RunInfo], int]:
         """Newest first, and how many there are."""
@@ -152,7 +157,7 @@ class Schedules:
     def _begin(self, record: RunRecord) -> None:
         if record.id not in self._under_way:
             task = asyncio.create_task(self._attempt(record), name=f"run {record.id}")
-            self._under_way[record.id] = task
+            self._under_way[record.id] = _Attempt(record.schedule_id, task)
             task.add_done_callback(lambda _: self._under_way.pop(record.id, None))
 
     async def _attempt(self, record: RunRecord) -> None:
@@ -175,6 +180,12 @@ class Schedules:
             finished_at=None if again else now,
         )
         self._news.set()
+
+
+async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _info(record: ScheduleRecord) -> ScheduleInfo:
