@@ -122,7 +122,7 @@ def test_a_run_that_ends_while_the_store_is_read_is_not_begun_again(
     async def looked_again() -> None:
         await daemon.schedules._look(datetime.now(UTC))
         while daemon.schedules._under_way:
-            await asyncio.wait(list(daemon.schedules._under_way.values()))
+            await asyncio.wait([one.task for one in daemon.schedules._under_way.values()])
 
     do(daemon, looked_again())
     assert len(performed) == 1
