@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import io
 import json
-import subprocess
 import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from forkyard.images.build import CODENAME
-from forkyard.images.hostconfig import read_host_config
+from forkyard import Sandbox
 
 APPLETS = (
     "sh ls cat echo id env ps mkdir touch sleep true false pwd hostname wget head grep df dd rm test stat kill wc httpd "
@@ -92,21 +89,38 @@ BUSYBOX_CONFIG: dict[str, object] = {
 }
 
 
-def debian_layer(directory: Path) -> bytes:
-    """A small Debian with systemd, and without Python, udev and what else the base image has."""
-    host = asyncio.run(read_host_config(CODENAME))
-    sources = directory / "sources.list"
-    sources.write_text("".join(f"{source.line()}\n" for source in host.apt_sources))
-    options = [f'--aptopt={name} "{value}"' for name, value in host.apt_options.items()]
-    target = directory / "debian.tar"
-    subprocess.run(
-        [
-            *("mmdebstrap", "--quiet", "--mode=root", "--variant=essential", "--include=systemd,systemd-sysv"),
-            *('--aptopt=Apt::Install-Recommends "false"', '--aptopt=APT::Sandbox::User "root"', *options),
-            *("--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/locale/*"),
-            *(CODENAME, str(target), str(sources)),
-        ],
-        check=True,
-        capture_output=True,
+#: Prints the files of packages and of all that they need, as they lie on the disk of a Debian.
+_FILES_OF_PACKAGES = """
+import os, re, sys
+fields = [dict(re.findall(r"^([A-Za-z-]+): (.*)", part, re.M)) for part in open("/var/lib/dpkg/status").read().split("\\n\\n")]
+there = {one["Package"]: one for one in fields if one.get("Status") == "install ok installed"}
+given = {name: one["Package"] for one in there.values() for name in re.findall(r"[a-z0-9.+-]+", one.get("Provides", ""))}
+wanted = [*sys.argv[1:], *(name for name, one in there.items() if one.get("Essential") == "yes")]
+found = set()
+while wanted:
+    name = wanted.pop()
+    name = name if name in there else given.get(name)
+    if name is not None and name not in found:
+        found.add(name)
+        needs = there[name].get("Depends", "") + "," + there[name].get("Pre-Depends", "")
+        wanted += [re.match(r"[a-z0-9.+-]+", one.split("|")[0].strip())[0] for one in needs.split(",") if one.strip()]
+paths = {"/bin", "/sbin", "/lib", "/lib64", "/etc/passwd", "/etc/group", "/etc/ld.so.cache", "/etc/ld.so.conf"}
+for name in found:
+    for list_ in (name, name + ":amd64"):
+        if os.path.exists(f"/var/lib/dpkg/info/{list_}.list"):
+            paths.update(open(f"/var/lib/dpkg/info/{list_}.list").read().split("\\n"))
+for path in sorted({os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)) for path in paths if path}):
+    if os.path.lexists(path) and not path.startswith(("/usr/share/", "/var/lib/dpkg/")) and path != "/.":
+        print(path)
+"""
+
+
+def debian_layer(sandbox: Sandbox) -> bytes:
+    """A small Debian with systemd, and without Python, udev and what else the base image has: out of a machine of that."""
+    sandbox.files.write("/root/files.py", _FILES_OF_PACKAGES)
+    done = sandbox.exec(
+        "python3 /root/files.py systemd-sysv > /root/files && tar -C / --no-recursion -cf /root/debian.tar -T /root/files",
+        timeout_s=300,
     )
-    return target.read_bytes()
+    assert done.exit_code == 0, done.stderr
+    return b"".join(sandbox.files.read_stream("/root/debian.tar"))

@@ -134,9 +134,10 @@ def test_an_image_with_systemd_has_services(own_daemon: Daemon, tmp_path: Path) 
         "Entrypoint": ["/bin/sh", "-c"],
         "Cmd": [loop],
     }
-    archive.write_bytes(saved([debian_layer(tmp_path)], config))
-    spec = Spec().from_image(archive).service("main", ready="test -e /tmp/said")
     with own_daemon.client() as fy:
+        with fy.sandboxes.create() as plain:
+            archive.write_bytes(saved([debian_layer(plain)], config))
+        spec = Spec().from_image(archive).service("main", ready="test -e /tmp/said")
         with fy.sandboxes.create(spec=spec) as sandbox:
             assert sandbox.exec("command -v python3 udevadm").exit_code != 0
             assert sandbox.exec("cat /proc/1/comm").stdout == "systemd\n"

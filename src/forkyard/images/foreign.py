@@ -47,6 +47,8 @@ _DEFAULTS = {
     "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
     "/etc/passwd": "root:x:0:0:root:/root:/bin/sh\n",
     "/etc/group": "root:x:0:\n",
+    # Without it systemd takes every boot for the first, and asks questions at a console that nobody sits at.
+    "/etc/machine-id": "",
 }
 _LINKS = {"/sbin/init": "/opt/forkyard/agent/init"}
 
