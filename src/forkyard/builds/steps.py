@@ -28,14 +28,14 @@ SETUP_S = 300.0
 APT_S = 3600.0
 INSTALL_S = 3600.0
 
-#: Its `pip` is the machine's, told where to install: a copy of one is compiled for minutes on an emulated machine. One that
-#: cannot be told so (before 22.3) is copied as ever.
+#: With a copy of the machine's pip, which is compiled already: to compile one takes minutes on an emulated machine.
 _VENV = (
-    "if python3 -c 'import pip; exit([int(n) for n in pip.__version__.split(\".\")[:2]] < [22, 3])' 2>/dev/null; "
-    "then python3 -m venv --without-pip .venv && "
-    """printf '#!/bin/sh\\nexec %s -m pip --python "${{0%%/bin/*}}" "$@"\\n' "$(command -v python3)" > .venv/bin/pip && """
+    "python3 -m venv --without-pip .venv && "
+    "if pip=$(python3 -c 'import os, pip; print(os.path.dirname(pip.__file__))' 2>/dev/null); then "
+    """cp -a "$pip" "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/" && """
+    """printf '#!/bin/sh\\nexec "%s/.venv/bin/python" -m pip "$@"\\n' "$PWD" > .venv/bin/pip && """
     "chmod +x .venv/bin/pip && ln -sf pip .venv/bin/pip3; "
-    "else python3 -m venv .venv; fi"
+    "else .venv/bin/python -m ensurepip --default-pip; fi"
 )
 _INSTALL: dict[Manager, str] = {
     "uv": "uv sync --frozen --no-install-project",
