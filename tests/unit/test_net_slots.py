@@ -7,6 +7,7 @@ import contextlib
 import secrets
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -235,3 +236,32 @@ async def test_a_door_can_be_opened_again_after_its_daemon_was_killed() -> None:
             assert listeners.dns_udp.type is socket.SOCK_DGRAM
             for each in (listeners.tcp, listeners.dns_udp, listeners.dns_tcp):
                 each.close()
+
+
+def test_a_slot_is_not_hidden_when_others_begin_to_make_namespaces() -> None:
+    """The first `ip netns add` of a host mounts the directory over itself, if nobody has. In mounts of its own."""
+    ours, theirs = (f"fytest-{secrets.token_hex(4)}-{name}" for name in ("ours", "theirs"))
+    program = f"""
+import asyncio, subprocess
+from forkyard.net import namespace
+from forkyard.net.slots import DIRECTORY
+while subprocess.run(["umount", "-l", DIRECTORY], capture_output=True).returncode == 0:
+    pass  # as on a host that was just booted
+ours = DIRECTORY / "{ours}"
+asyncio.run(namespace.create(ours, lambda: None))
+try:
+    subprocess.run(["ip", "netns", "add", "{theirs}"], check=True)
+    subprocess.run(["ip", "netns", "del", "{theirs}"], check=True)
+finally:
+    namespace.remove(ours)
+assert not ours.exists()
+"""
+    done = subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    for name in (ours, theirs):
+        (DIRECTORY / name).unlink(missing_ok=True)
+    assert done.returncode == 0, done.stderr

@@ -76,7 +76,9 @@ def test_lockfiles_and_services_are_in_the_sandbox_and_steps_are_kept(fy: Forkya
         )
     )
     sandbox = fy.sandboxes.create(spec=prefix.run("echo one > made"))
-    seen = sandbox.exec("pwd && id -un && ls && .venv/bin/python -c 'import six' && .venv/bin/python -m pip --version && cat made")
+    seen = sandbox.exec(
+        "pwd && id -un && ls && .venv/bin/python -c 'import six' && .venv/bin/python -m pip --version && cat made"
+    )
     assert seen.ok, seen.stderr
     assert {"/srv/app", "user", "node_modules", "one"} <= set(seen.stdout.split())
     assert sandbox.files.exists("/srv/app/node_modules/is-number/package.json")

@@ -11,6 +11,8 @@ import asyncio
 import concurrent.futures
 import contextlib
 import ctypes
+import errno
+import fcntl
 import os
 import threading
 from collections.abc import Callable
@@ -20,7 +22,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _CLONE_NEWNET = 0x40000000
-_MS_BIND = 0x1000
+_MS_BIND, _MS_REC, _MS_SHARED = 0x1000, 0x4000, 1 << 20
 _MNT_DETACH = 2
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -94,7 +96,7 @@ def keep(namespace: Path, pid: int) -> None:
 
 
 def _mount(source: Path, namespace: Path) -> None:
-    namespace.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    _prepare(namespace.parent)
     namespace.touch(mode=0o444, exist_ok=False)
     try:
         mounted = _libc.mount(os.fsencode(source), os.fsencode(namespace), None, _MS_BIND, None)
@@ -102,6 +104,23 @@ def _mount(source: Path, namespace: Path) -> None:
     except BaseException:
         remove(namespace)
         raise
+
+
+def _prepare(directory: Path) -> None:
+    """As `ip netns` does before its first one, which would otherwise mount the directory over itself and hide ours."""
+    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    name = os.fsencode(directory)
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if _libc.mount(b"", name, b"none", _MS_SHARED | _MS_REC, None) == 0:
+            return
+        if ctypes.get_errno() != errno.EINVAL:  # that would be: it is no mount
+            _check(-1, f"cannot share {directory}")
+        _check(_libc.mount(name, name, b"none", _MS_BIND | _MS_REC, None), f"cannot mount {directory}")
+        _check(_libc.mount(b"", name, b"none", _MS_SHARED | _MS_REC, None), f"cannot share {directory}")
+    finally:
+        os.close(fd)
 
 
 def remove(namespace: Path) -> None:
