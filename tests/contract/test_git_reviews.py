@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import http.server
 import json
+import secrets
 import sys
 import threading
 import time
@@ -47,7 +48,8 @@ def fy(daemon: Daemon) -> Iterator[Forkyard]:
 
 @pytest.fixture
 def repo(fy: Forkyard) -> Iterator[Repo]:
-    repo = fy.git.create(files={"a.txt": "one\n"})
+    # No two are alike, also if they are made in the same second: what was reviewed once is not reviewed again.
+    repo = fy.git.create(files={"a.txt": "one\n", "which": secrets.token_hex()})
     repo.create_branch("fix")
     repo.commit("Count on", {"a.txt": "one\ntwo\n", "new.txt": "new\n"}, branch="fix")
     yield repo

@@ -82,6 +82,8 @@ class LocalAgent:
         self._keep(asyncio.current_task())
         try:
             while data := await reader.read(65_536):
+                if self._agent != (reader, writer):
+                    break  # a port has one stream: what came by an earlier connection is not mixed into the next
                 if self._host is not None:
                     self._host.write(data)
                     await self._host.drain()

@@ -152,10 +152,18 @@ class Channel:
 
     def _end_session(self) -> None:
         session, self._session = self._session, None
+        begun = self._begun()
         self._outgoing.clear()
-        self._outgoing_bytes = 0
+        self._outgoing.extend(begun)
+        self._outgoing_bytes = sum(map(len, begun))
         if session is not None:
             session.close()
+
+    def _begun(self) -> list[bytes | memoryview]:
+        """The rest of what the front has in part: it knows whole frames only, and would take the next for that rest. A host
+        finds the thread again by itself."""
+        begun = self._behind_front and self._outgoing and isinstance(self._outgoing[0], memoryview)
+        return [self._outgoing[0]] if begun else []
 
     def send(self, kind: int, flags: int, stream: int, body: bytes | bytearray | memoryview) -> None:
         self._queue(frames.encode(kind, flags, stream, body, self._parser.epoch))
