@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ..vm.conftest import Daemon, make_daemon, remove_daemon  # noqa: TID252
+from ..vm.conftest import Daemon  # noqa: TID252
 from .clients import HERE, Client, Run, check_table, clients, distinct, e2b
 
 DISTINCT_CALLS = 120
@@ -15,14 +15,6 @@ _PYPI = clients("pypi", "e2b")
 CLIENTS = [_PYPI[0], _PYPI[-1]]
 INTERPRETER = clients("pypi", "e2b-code-interpreter")[-1]
 pytestmark = pytest.mark.timeout(900)
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    daemon = make_daemon()
-    daemon.start()
-    yield daemon
-    remove_daemon(daemon)
 
 
 @pytest.fixture(scope="module")

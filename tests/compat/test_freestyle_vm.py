@@ -7,21 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from ..vm.conftest import Daemon, make_daemon, remove_daemon  # noqa: TID252
+from ..vm.conftest import Daemon  # noqa: TID252
 from .clients import HERE, Client, Run, all_at_once, check_table, clients, distinct, freestyle
 
 DISTINCT_CALLS = 120
 CLIENTS = [clients("npm", "freestyle-sandboxes")[0], clients("npm", "freestyle")[-1]]
 PROGRAMS = dict.fromkeys(CLIENTS, HERE / "freestyle_calls")
 pytestmark = pytest.mark.timeout(900)
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    daemon = make_daemon()
-    daemon.start()
-    yield daemon
-    remove_daemon(daemon)
 
 
 @pytest.fixture(scope="module")
