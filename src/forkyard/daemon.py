@@ -40,7 +40,8 @@ from forkyard.git.deliveries import Patience
 from forkyard.git.hosting import GitHosting
 from forkyard.guest.client import connect
 from forkyard.host.doorway import NewDoor, Sink
-from forkyard.host.local import LocalHost, log_progress
+from forkyard.host.images import log_progress
+from forkyard.host.local import LocalHost
 from forkyard.host.registries import Registries
 from forkyard.images import BaseImage, Progress, ensure_base_image
 from forkyard.models import Check, Shape

@@ -42,7 +42,7 @@ class Base:
 
 class Bases:
     def __init__(self, control: ControlPlane, uploads: Uploads) -> None:
-        self._host = control.host
+        self._images = control.host.images
         self._uploads = uploads
         self._unreachable: dict[str, float] = {}
 
@@ -53,7 +53,7 @@ class Bases:
                 "is named with from_image, or `image`",
                 field="body.spec.base",
             )
-        return Base(name, None, self._host.base_config())
+        return Base(name, None, self._images.base_config())
 
     def check(self, source: ImageSource) -> None:
         if source.upload is not None:
@@ -61,7 +61,7 @@ class Bases:
 
     async def image(self, source: ImageSource, auth: RegistryAuth | None = None, tell: Tell = nobody) -> Base:
         """`tell` hears what is done for it, and what is taken in its place."""
-        found = await self._host.find_image(source.name)
+        found = await self._images.find(source.name)
         if found is None:
             family = family_of(source.name)
             if family == source.name:
@@ -90,22 +90,22 @@ class Bases:
         """Anew, whether it was before or not."""
         archive = None if source.upload is None else self._uploads.find(source.upload)
         credentials = None if auth is None else (auth.username, auth.password.get_secret_value())
-        return await self._host.import_image(source.name, archive=archive, credentials=credentials, tell=tell)
+        return await self._images.import_(source.name, archive=archive, credentials=credentials, tell=tell)
 
     async def images(self) -> list[ImageInfo]:
-        return await self._host.images()
+        return await self._images.all()
 
     async def delete(self, name: str) -> None:
         """By its id, or a name it was imported under."""
-        found = await self._host.find_image(name)
+        found = await self._images.find(name)
         if found is None:
             raise ImageNotFound(f"there is no image {name!r}; `forkyard images ls` lists those there are")
-        await self._host.delete_image(found.id)
+        await self._images.delete(found.id)
 
     async def named(self, name: str, auth: RegistryAuth | None = None, tell: Tell = nobody) -> Base:
         """As FROM of a Dockerfile names it."""
         if name == SCRATCH:
-            scratch = await self._host.find_image(SCRATCH) or await self._host.import_image(SCRATCH)
+            scratch = await self._images.find(SCRATCH) or await self._images.import_(SCRATCH)
             return Base(SCRATCH, scratch.id, scratch.config)
         try:
             source = ImageSource(ref=name)

@@ -1,7 +1,8 @@
 """This machine as a host: implements the `hosts.base.Host` seam over a VM driver.
 
 Owns: which machines there are here, with or without a process, and the verbs on them. How a machine is made is
-`foundry`'s, how it is found again `recovery`'s, how it is captured `instants`', how it is kept ready `pool`'s.
+`foundry`'s, how it is found again `recovery`'s, how it is captured `instants`', how it is kept ready `pool`'s, what it
+is made of `images`'.
 
 Nothing that a verb replaces is touched until its successor has answered: a machine that resumes, boots or rolls back
 writes to a new overlay, so what it came from is still whole if it fails, or if the daemon dies half-way. The control
@@ -15,21 +16,22 @@ import contextlib
 import os
 import shutil
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
-from forkyard.errors import ForkyardError, HostFailure, ImageNotFound, InternalError, SandboxNotFound
+from forkyard.errors import ForkyardError, HostFailure, InternalError, SandboxNotFound
 from forkyard.faults import reached
 from forkyard.guest.base import Connector, Guest, Identity
-from forkyard.host.cache import Cache, used_now
+from forkyard.host.cache import Cache
 from forkyard.host.chains import Chains
 from forkyard.host.checks import can_make_slots, free_space
 from forkyard.host.doorway import Doorway, NewDoor
 from forkyard.host.egress import EgressQueue
 from forkyard.host.foundry import Foundry, Origin, Shell
+from forkyard.host.images import HostImages, log_progress
 from forkyard.host.instants import Instants
 from forkyard.host.intact import Intact
 from forkyard.host.journal import Entry, Journal, Phase, with_disks_of
@@ -51,10 +53,8 @@ from forkyard.hosts.base import (
 )
 from forkyard.images import BaseImage, ForeignImages
 from forkyard.images.base import load
-from forkyard.images.build import PATH
 from forkyard.images.registry import WayTo, straight
 from forkyard.models import Check, SandboxLogs, Shape
-from forkyard.models.bases import ImageConfig, ImageInfo
 from forkyard.models.network import EgressRecord
 from forkyard.net.base import Network, Traffic
 from forkyard.net.slots import Slots
@@ -72,10 +72,6 @@ POWER_OFF_S = 20.0
 #: In images of others that have no systemd.
 POWER_OFF = "/opt/forkyard/agent/init poweroff"
 ADOPT_S = 5.0
-
-
-def log_progress(step: str, fraction: float | None = None) -> None:
-    log.info(step, done=None if fraction is None else f"{fraction:.0%}")
 
 
 class LocalHost:
@@ -102,8 +98,9 @@ class LocalHost:
         self._volumes = HostVolumes(self._stored_volumes, self._disks, self._journal, settings.disk_layers)
         self._chains = Chains(self._disks, settings.disk_layers)
         self._image = image
-        self._foreign = ForeignImages(settings.cache_dir, image, settings.plain_http_registries, way_to_registry)
         self._cache = Cache(settings.cache_dir, settings.state_dir, settings.scope, settings.cache_days)
+        foreign = ForeignImages(settings.cache_dir, image, settings.plain_http_registries, way_to_registry)
+        self.images = HostImages(foreign, self._cache)
         self._machines: dict[Incarnation, Machine] = {}
         #: Machines without a process: asleep on disk, shut down, or dead.
         self._resting: dict[Incarnation, Entry] = {}
@@ -200,56 +197,18 @@ class LocalHost:
         self._machines.clear()
         await self._slots.stop()
 
-    def base_config(self) -> ImageConfig:
-        return ImageConfig(env={"PATH": PATH})
-
-    async def find_image(self, name: str) -> ImageInfo | None:
-        return await self._foreign.find(name)
-
-    async def images(self) -> list[ImageInfo]:
-        return await self._foreign.all()
-
-    async def delete_image(self, image_id: str) -> None:
-        image = self._foreign.image(image_id)
-        if image is not None:
-            await asyncio.to_thread(self._cache.remove_image, image.dir)
-
-    async def import_image(
-        self,
-        name: str,
-        *,
-        archive: Path | None = None,
-        credentials: tuple[str, str] | None = None,
-        tell: Callable[[str], None] | None = None,
-    ) -> ImageInfo:
-        def progress(step: str, fraction: float | None = None) -> None:
-            log_progress(step, fraction)
-            if tell is not None and fraction is None:
-                tell(step)
-
-        return await self._foreign.import_(name, progress, archive=archive, credentials=credentials)
-
     async def prepare(self, shape: Shape, image: str | None = None) -> str:
-        template = await self.templates.ensure(shape, log_progress, self._imported(image))
+        template = await self.templates.ensure(shape, log_progress, self.images.given(image))
         if image is None:
             self._pool.start(shape)
         return template.key
-
-    def _imported(self, image: str | None) -> BaseImage | None:
-        if image is None:
-            return None
-        found = self._foreign.image(image)
-        if found is None:
-            raise ImageNotFound(f"there is no image {image}, or no more; import it again")
-        used_now(found.dir)
-        return found
 
     # ── create, fork, destroy ────────────────────────────────────────────────────────────────────────────────────
 
     async def create(self, incarnation: Incarnation, spec: CreateSpec) -> Created:
         if spec.snapshot_id is not None:
             return await self._restored(incarnation, spec)
-        template = await self.templates.ensure(spec.shape, log_progress, self._imported(spec.image))
+        template = await self.templates.ensure(spec.shape, log_progress, self.images.given(spec.image))
         parked = self._pool.take(spec.shape) if spec.image is None else None
         if parked is not None:
             with contextlib.suppress(ForkyardError):  # it did not survive the wait: make one as if there were no pool

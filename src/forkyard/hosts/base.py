@@ -108,9 +108,43 @@ class Capacity:
     disk_free_bytes: int
 
 
+class Images(Protocol):
+    """The images of a host that machines are made of."""
+
+    def base_config(self) -> ImageConfig:
+        """What the base image says of itself."""
+        ...
+
+    async def find(self, name: str) -> ImageInfo | None:
+        """By its id, or by what it was imported from."""
+        ...
+
+    async def all(self) -> list[ImageInfo]: ...
+
+    async def delete(self, image_id: str) -> None:
+        """And the templates made of it. `Conflict` if sandboxes or snapshots rest on it."""
+        ...
+
+    async def import_(
+        self,
+        name: str,
+        *,
+        archive: Path | None = None,
+        credentials: tuple[str, str] | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> ImageInfo:
+        """Out of a registry, or out of a local archive. `InvalidImage` if no machine can be made of it,
+        `RegistryUnreachable`. `tell` hears what is done. What was imported before under this name is replaced, or is the
+        same."""
+        ...
+
+
 class Host(Protocol):
     @property
     def accel(self) -> str: ...
+
+    @property
+    def images(self) -> Images: ...
 
     async def start(self) -> Recovered:
         """Take over what a previous daemon left running. Called once, before anything else."""
@@ -246,31 +280,4 @@ class Host(Protocol):
 
     async def prepare(self, shape: Shape, image: str | None = None) -> str:
         """Make sure that the template of this shape exists; returns its key."""
-        ...
-
-    def base_config(self) -> ImageConfig:
-        """What the base image says of itself."""
-        ...
-
-    async def find_image(self, name: str) -> ImageInfo | None:
-        """By its id, or by what it was imported from."""
-        ...
-
-    async def images(self) -> list[ImageInfo]: ...
-
-    async def delete_image(self, image_id: str) -> None:
-        """And the templates made of it. `Conflict` if sandboxes or snapshots rest on it."""
-        ...
-
-    async def import_image(
-        self,
-        name: str,
-        *,
-        archive: Path | None = None,
-        credentials: tuple[str, str] | None = None,
-        tell: Callable[[str], None] | None = None,
-    ) -> ImageInfo:
-        """Out of a registry, or out of a local archive. `InvalidImage` if no machine can be made of it,
-        `RegistryUnreachable`. `tell` hears what is done. What was imported before under this name is replaced, or is the
-        same."""
         ...

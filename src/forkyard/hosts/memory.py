@@ -10,7 +10,7 @@ Owns: machines that are nothing but a guest object, and snapshots of them. They 
 It is strict: a verb that the state of a machine does not allow is an error, so a control plane that mixes up its turns
 is found out. Steps that a `FaultPlan` can name are the verbs of the seam: start, create, destroy, fork, pause, cool,
 resume, power_off, boot, set_network, connect, snapshot, rollback, delete_snapshot, make_volume,
-commit_volume, delete_volume, stored_bytes, logs, usage, checks, prepare, import_image, delete_image;
+commit_volume, delete_volume, stored_bytes, logs, usage, checks, prepare, import_image, delete_image (of `images`);
 and `child.N`, the child number N (from 0) of a fork. `pause.done`, `resume.done`, `boot.done`, `rollback.done`,
 `snapshot.done` and `create.done` come when it is done and not told yet. `host.holds[step] = event` lets every caller wait
 at that step.
@@ -22,7 +22,7 @@ import asyncio
 import hashlib
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -128,6 +128,55 @@ class MemoryWorld:
                 machine.power = Power.OFF
 
 
+class MemoryImages:
+    def __init__(self, world: MemoryWorld, step: Callable[[str], Awaitable[None]]) -> None:
+        self._world = world
+        self._step = step
+
+    def base_config(self) -> ImageConfig:
+        return ImageConfig(env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"})
+
+    async def find(self, name: str) -> ImageInfo | None:
+        return next((one for one in self._world.images if name == one.id or name in one.names), None)
+
+    async def all(self) -> list[ImageInfo]:
+        return list(self._world.images)
+
+    async def delete(self, image_id: str) -> None:
+        await self._step("delete_image")
+        if any(machine.spec.image == image_id for machine in self._world.machines.values()):
+            raise Conflict(f"a disk rests on image {image_id}")
+        self._world.images = [one for one in self._world.images if one.id != image_id]
+
+    async def import_(
+        self,
+        name: str,
+        *,
+        archive: Path | None = None,
+        credentials: tuple[str, str] | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> ImageInfo:
+        """Its content is its name: whatever is known of images is in `world.registry`."""
+        await self._step("import_image")
+        if tell is not None:
+            tell(f"fetching {name}")
+        if archive is None and name != "scratch" and name not in self._world.registry:
+            raise RegistryUnreachable(f"no registry has {name}")
+        if credentials is not None:
+            self._world.credentials.append(credentials)
+        made = ImageInfo(
+            id=f"img-{hashlib.sha256(name.encode()).hexdigest()[:16]}",
+            names=[name],
+            config=self._world.registry.get(name, ImageConfig()),
+            systemd=False,
+            size_bytes=0,
+            created_at=datetime.now(UTC),
+            used_at=datetime.now(UTC),
+        )
+        self._world.images = [*(one for one in self._world.images if one.id != made.id), made]
+        return made
+
+
 class MemoryHost:
     def __init__(self, new_guest: NewGuest, world: MemoryWorld | None = None, faults: FaultPlan | None = None) -> None:
         self.world = world or MemoryWorld()
@@ -142,6 +191,7 @@ class MemoryHost:
         self.left_behind: set[bytes] = set()
         #: What doors would have recorded; a test puts it in.
         self.egress_records: asyncio.Queue[EgressRecord] = asyncio.Queue()
+        self.images = MemoryImages(self.world, self._step)
         self._new_guest = new_guest
         self._ended: asyncio.Queue[Ended] = asyncio.Queue()
 
@@ -421,49 +471,6 @@ class MemoryHost:
     async def prepare(self, shape: Shape, image: str | None = None) -> str:
         await self._step("prepare")
         return _template(shape) + (f"-{image}" if image else "")
-
-    def base_config(self) -> ImageConfig:
-        return ImageConfig(env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"})
-
-    async def find_image(self, name: str) -> ImageInfo | None:
-        return next((one for one in self.world.images if name == one.id or name in one.names), None)
-
-    async def images(self) -> list[ImageInfo]:
-        return list(self.world.images)
-
-    async def delete_image(self, image_id: str) -> None:
-        await self._step("delete_image")
-        if any(machine.spec.image == image_id for machine in self.world.machines.values()):
-            raise Conflict(f"a disk rests on image {image_id}")
-        self.world.images = [one for one in self.world.images if one.id != image_id]
-
-    async def import_image(
-        self,
-        name: str,
-        *,
-        archive: Path | None = None,
-        credentials: tuple[str, str] | None = None,
-        tell: Callable[[str], None] | None = None,
-    ) -> ImageInfo:
-        """Its content is its name: whatever is known of images is in `world.registry`."""
-        await self._step("import_image")
-        if tell is not None:
-            tell(f"fetching {name}")
-        if archive is None and name != "scratch" and name not in self.world.registry:
-            raise RegistryUnreachable(f"no registry has {name}")
-        if credentials is not None:
-            self.world.credentials.append(credentials)
-        made = ImageInfo(
-            id=f"img-{hashlib.sha256(name.encode()).hexdigest()[:16]}",
-            names=[name],
-            config=self.world.registry.get(name, ImageConfig()),
-            systemd=False,
-            size_bytes=0,
-            created_at=datetime.now(UTC),
-            used_at=datetime.now(UTC),
-        )
-        self.world.images = [*(one for one in self.world.images if one.id != made.id), made]
-        return made
 
     def end(self, incarnation: Incarnation, kind: ExitKind, detail: str) -> None:
         """The machine ends by itself."""
