@@ -68,6 +68,7 @@ _MODULES = {
         "SandboxUsage",
         "Shape",
         "SnapshotInfo",
+        "UsageSample",
         "WatchEvent",
     ),
     "forkyard.models.bases": ("ImageConfig", "ImageInfo"),
@@ -384,6 +385,7 @@ __all__ = [
     "Unauthenticated",
     "UnitState",
     "UploadNotFound",
+    "UsageSample",
     "VmCrashed",
     "VmStartFailed",
     "Volume",
@@ -502,6 +504,7 @@ if TYPE_CHECKING:
         SandboxUsage,
         Shape,
         SnapshotInfo,
+        UsageSample,
         WatchEvent,
     )
     from forkyard.models.bases import ImageConfig, ImageInfo

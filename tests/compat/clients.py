@@ -121,9 +121,11 @@ def e2b(daemon: Daemon) -> dict[str, str]:
     return {"E2B_API_KEY": key, **dict.fromkeys(addresses, daemon.url)}
 
 
-def freestyle(daemon: Daemon, client: Client) -> dict[str, str]:
+def freestyle(daemon: Daemon, client: Client, zone_dir: Path) -> dict[str, str]:
+    """`zone_dir`: where the records of its domains are."""
     key = daemon.cli("keys", "create", "freestyle", "--format", "freestyle").stdout.strip()
-    return {"FREESTYLE_API_KEY": key, "FREESTYLE_API_URL": daemon.url, "COMPAT_PACKAGE": client.name}
+    told = {"COMPAT_PACKAGE": client.name, "COMPAT_ZONE": str(zone_dir)}
+    return {"FREESTYLE_API_KEY": key, "FREESTYLE_API_URL": daemon.url, **told}
 
 
 class Run:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from ..contract.sdk_daemon import running_daemon  # noqa: TID252
+from ..contract.zone import Zone  # noqa: TID252
 from .clients import HERE, Client, Run, all_at_once, cases, check_table, clients, freestyle
 
 PROGRAM = HERE / "freestyle_calls"
@@ -14,13 +16,12 @@ PROGRAMS = dict.fromkeys([*clients("npm", "freestyle-sandboxes"), *clients("npm"
 
 
 @pytest.fixture(scope="module")
-def ran() -> Iterator[dict[Client, Run]]:
-    with (
-        running_daemon() as one,
-        running_daemon() as another,
-        all_at_once(PROGRAMS, lambda n, client: freestyle((one, another)[n % 2], client)) as started,
-    ):
-        yield started
+def ran(zone: Zone, zone_dir: Path) -> Iterator[dict[Client, Run]]:
+    with running_daemon() as one, running_daemon() as another:
+        for daemon in (one, another):
+            daemon._control.domains.nameservers = [zone.address]
+        with all_at_once(PROGRAMS, lambda n, client: freestyle((one, another)[n % 2], client, zone_dir)) as started:
+            yield started
 
 
 @cases(PROGRAMS)

@@ -4,6 +4,7 @@ a machine, and the snippets of its documentation. How long they take is `bench c
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,8 +18,8 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
-def ran(daemon: Daemon) -> Iterator[dict[Client, Run]]:
-    with all_at_once(PROGRAMS, lambda _, client: {**freestyle(daemon, client), "COMPAT_VM": "1"}) as started:
+def ran(daemon: Daemon, zone_dir: Path) -> Iterator[dict[Client, Run]]:
+    with all_at_once(PROGRAMS, lambda _, client: {**freestyle(daemon, client, zone_dir), "COMPAT_VM": "1"}) as started:
         yield started
 
 

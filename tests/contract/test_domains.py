@@ -5,14 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import dns.flags
-import dns.message
-import dns.rcode
-import dns.rrset
 import httpx
 import pytest
 from cryptography import x509
@@ -29,44 +25,22 @@ from forkyard.net.authority import Authority
 
 from .conftest import running_world
 from .gateway_yard import Yard, backend, running_yard
+from .zone import Zone
 
 pytestmark = pytest.mark.anyio
 NAME = "app.example.test"
 
 
-class Zone(asyncio.DatagramProtocol):
-    """A name server that knows some TXT records, and that the others do not exist."""
-
-    def __init__(self) -> None:
-        self.records: dict[str, list[str]] = {}
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
-
-    def datagram_received(self, data: bytes, address: tuple[str, int]) -> None:
-        query = dns.message.from_wire(data)
-        answer = dns.message.make_response(query)
-        answer.flags |= dns.flags.RA
-        name = query.question[0].name
-        found = self.records.get(name.to_text(omit_final_dot=True))
-        if found is None:
-            answer.set_rcode(dns.rcode.NXDOMAIN)
-        else:
-            answer.answer.append(dns.rrset.from_text(name, 60, "IN", "TXT", *(f'"{text}"' for text in found)))
-        self.transport.sendto(answer.to_wire(), address)  # type: ignore[attr-defined]
-
-
 @pytest.fixture
-async def zone() -> AsyncIterator[Zone]:
-    transport, zone = await asyncio.get_running_loop().create_datagram_endpoint(Zone, ("127.0.0.1", 0))
-    yield zone
-    transport.close()
+def zone() -> Iterator[Zone]:
+    with Zone() as zone:
+        yield zone
 
 
 @pytest.fixture
 async def yard(tmp_path: Path, zone: Zone) -> AsyncIterator[Yard]:
     async with running_world(tmp_path) as world, running_yard(world) as yard:
-        world.control.domains.nameservers = [zone.transport.get_extra_info("sockname")[:2]]
+        world.control.domains.nameservers = [zone.address]
         yield yard
 
 

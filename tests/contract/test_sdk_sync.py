@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,10 @@ def test_a_sandbox_from_create_to_delete(fy: Forkyard) -> None:
     assert fy.sandboxes.list(labels={"team": "b"}) == []
     assert [mark.name for mark in sandbox.logs().create] == ["ready"]
     assert sandbox.usage().pss_mib > 0
+    (sample,) = sandbox.usage_history()
+    assert sample.memory_mib > 0
+    assert sandbox.usage_history(end=sample.at - timedelta(seconds=1)) == []
+    assert sandbox.usage_history(start=datetime.now() + timedelta(hours=1)) == []
     sandbox.delete()
     sandbox.delete()
     assert sandbox.refresh().state == State.DELETED

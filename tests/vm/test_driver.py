@@ -43,6 +43,10 @@ def test_a_restored_guest_goes_on_from_where_it_was_saved(yard: Yard) -> None:
         usage = await vm.usage()
         assert usage.pss_mib > 5
         assert usage.cpu_s > 0
+        counters = vm.counters()
+        assert counters is not None
+        assert counters.cpu_s >= usage.cpu_s
+        assert counters.resident_bytes > usage.pss_mib * 2**20
 
     with_vm(yard, body)
 

@@ -29,6 +29,7 @@ NEEDS: dict[tuple[str, str], tuple[Need, str]] = {
     ("GET", _S): ("look", "sandbox.get"),
     ("GET", f"{_S}/logs"): ("look", "sandbox.logs"),
     ("GET", f"{_S}/usage"): ("look", "sandbox.usage"),
+    ("GET", f"{_S}/usage/history"): ("look", "sandbox.usage"),
     ("POST", f"{_S}/exec"): ("body user", "sandbox.exec"),
     ("POST", f"{_S}/execs"): ("body user", "sandbox.exec"),
     ("GET", f"{_S}/execs"): ("look", "sandbox.execs"),

@@ -17,6 +17,7 @@ from forkyard.control.events import Events
 from forkyard.control.following import Following
 from forkyard.control.forks import Forks
 from forkyard.control.ground import Ground
+from forkyard.control.history import History
 from forkyard.control.identities import Identities
 from forkyard.control.inside import Inside
 from forkyard.control.keys import Keys
@@ -103,6 +104,7 @@ class ControlPlane:
         self.following = Following(self.ground, self.sandboxes, self.metrics)
         self.code = Code(self.sandboxes, self.following)
         self.upkeep = Upkeep(self.ground, self.removal, self.sleep, self.snapshots, self.networks)
+        self.history = History(self.ground)
         self.events = Events(store)
         self.ssh = Ssh(self.ground, self.identities)
         self.tunnels = Tunnels(self.ground, self.sandboxes)
@@ -115,6 +117,7 @@ class ControlPlane:
         self._watcher: asyncio.Task[None] | None = None
         self._upkeep: asyncio.Task[None] | None = None
         self._egress: asyncio.Task[None] | None = None
+        self._history: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         summary = await self._reconciler.recover()
@@ -123,6 +126,7 @@ class ControlPlane:
         self._egress = asyncio.create_task(self.egress.run(), name="egress log")
         await self.networks.restore()
         self._upkeep = asyncio.create_task(self.upkeep.run(), name="upkeep")
+        self._history = asyncio.create_task(self.history.run(), name="usage")
         await self.volume_files.sweep()
         for sandbox_id in summary.to_wake:
             self.ground.turns.keep(asyncio.create_task(self._wake(sandbox_id), name=f"wake {sandbox_id}"))
@@ -178,6 +182,7 @@ class ControlPlane:
         """Leaves machines running, unless `destroy`: then every sandbox is deleted."""
         self.ready.clear()
         await _cancelled(self._upkeep)
+        await _cancelled(self._history)
         await self.upkeep.stop()
         await self.ground.turns.settle(SETTLE_S)
         if destroy:

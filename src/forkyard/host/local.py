@@ -47,6 +47,7 @@ from forkyard.hosts.base import (
     Ended,
     Forked,
     Incarnation,
+    Load,
     Recovered,
     SnapshotMade,
     VolumeVersion,
@@ -487,6 +488,20 @@ class LocalHost:
 
     async def usage(self, incarnation: Incarnation) -> VmUsage:
         return await self._machine(incarnation).vm.usage()
+
+    async def loads(self) -> Mapping[Incarnation, Load]:
+        running = [(one, machine) for one, machine in self._machines.items() if machine.runs]
+
+        def look() -> dict[Incarnation, Load]:
+            found = {}
+            for incarnation, machine in running:
+                counters = machine.vm.counters()
+                if counters is not None:
+                    disk = self._disks.whole_bytes(machine.entry.disk)
+                    found[incarnation] = Load(counters.cpu_s, counters.resident_bytes, disk)
+            return found
+
+        return await asyncio.to_thread(look)
 
     async def stored_bytes(self, incarnation: Incarnation) -> int:
         machine = self._machines.get(incarnation)

@@ -54,6 +54,10 @@ class Machine:
             )
         return self._guest
 
+    @property
+    def runs(self) -> bool:
+        return self.alive and self._awake.is_set()
+
     def awake(self, awake: bool) -> None:
         if awake:
             self._awake.set()

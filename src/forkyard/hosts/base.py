@@ -108,6 +108,15 @@ class Capacity:
     disk_free_bytes: int
 
 
+@dataclass(frozen=True)
+class Load:
+    """What a machine uses, as its host sees it."""
+
+    cpu_s: float  # since it started
+    memory_bytes: int  # of its memory, what it has touched; shared pages included
+    disk_bytes: int  # that its disk occupies with all it rests on
+
+
 class Images(Protocol):
     """The images of a host that machines are made of."""
 
@@ -272,6 +281,11 @@ class Host(Protocol):
 
     async def logs(self, incarnation: Incarnation) -> SandboxLogs: ...
     async def usage(self, incarnation: Incarnation) -> VmUsage: ...
+
+    async def loads(self) -> Mapping[Incarnation, Load]:
+        """Of all machines whose CPUs run. No guest is asked."""
+        ...
+
     async def checks(self) -> list[Check]: ...
 
     def ended(self) -> AsyncIterator[Ended]:

@@ -50,6 +50,7 @@ from forkyard.hosts.base import (
     Forked,
     Host,
     Incarnation,
+    Load,
     Recovered,
     SnapshotMade,
     VolumeVersion,
@@ -459,6 +460,11 @@ class MemoryHost:
         await self._step("usage")
         self._alive(incarnation)
         return VmUsage(pss_mib=1.0, cpu_s=0.0)
+
+    async def loads(self) -> Mapping[Incarnation, Load]:
+        """Half of a processor is busy in each."""
+        running = (one for one, machine in self.world.machines.items() if machine.power is Power.RUNNING)
+        return {one: Load(time.monotonic() / 2, 64 * _MIB, 512 * _MIB) for one in running}
 
     async def checks(self) -> list[Check]:
         await self._step("checks")

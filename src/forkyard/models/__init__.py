@@ -256,6 +256,19 @@ class SandboxUsage(Answer):
     ingress_bytes_out: int = Field(0, description="Out of it by these.")
 
 
+class UsageSample(Answer):
+    """As the host sees it; nobody inside was asked."""
+
+    at: datetime
+    cpu_percent: float = Field(description="Of all its processors together, since the sample before.")
+    memory_mib: float = Field(description="Of its memory, what it has touched and not given back; its caches included.")
+    disk_mib: float = Field(description="What its disk occupies, with the image below it.")
+
+
+class UsageHistory(Answer):
+    samples: list[UsageSample] = Field(description="Oldest first.")
+
+
 # ── execs ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -61,6 +61,10 @@ class Disks:
         """What a disk occupies above its template, sealed layers that others share included."""
         return sum(allocated_bytes(path) for path in chain(top) if path.parent == self._dir)
 
+    def whole_bytes(self, top: Path) -> int:
+        """What it occupies with its template."""
+        return sum(map(allocated_bytes, chain(top)))
+
     def layers(self, top: Path) -> list[Path]:
         """A disk and what it rests on, down to its template, which is not among them."""
         return [path for path in chain(top) if path.parent == self._dir]

@@ -121,6 +121,14 @@ class VmUsage:
     cpu_s: float
 
 
+@dataclass(frozen=True)
+class VmCounters:
+    """What costs next to nothing to know."""
+
+    cpu_s: float
+    resident_bytes: int  # pages that it shares with others included
+
+
 class Vm(Protocol):
     """One running hypervisor process."""
 
@@ -193,6 +201,10 @@ class Vm(Protocol):
         ...
 
     async def usage(self) -> VmUsage: ...
+
+    def counters(self) -> VmCounters | None:
+        """Blocking, for a thread. None: it has ended."""
+        ...
 
     async def detach(self) -> None:
         """Close our connections and leave the VM running (the daemon stops)."""

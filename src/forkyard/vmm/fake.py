@@ -32,6 +32,7 @@ from forkyard.vmm.base import (
     FaultPlan,
     SnapshotFiles,
     Start,
+    VmCounters,
     VmExit,
     VmRecord,
     VmUsage,
@@ -187,6 +188,9 @@ class FakeVm:
     async def usage(self) -> VmUsage:
         await self._driver.step("usage")
         return VmUsage(pss_mib=1.0, cpu_s=0.0)
+
+    def counters(self) -> VmCounters | None:
+        return VmCounters(cpu_s=0.0, resident_bytes=2**20) if self._process.exit is None else None
 
     async def detach(self) -> None:
         """The process stays in the world."""

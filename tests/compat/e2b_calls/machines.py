@@ -55,6 +55,45 @@ def _(y: Yard) -> None:
     assert made.kill()
 
 
+@call("sandbox.get_metrics: what is done shows", "2.20")
+def _(y: Yard) -> None:
+    made = y.e2b.Sandbox.create(timeout=300)
+    before = made.get_metrics()[-1]
+    busy = made.commands.run("head -c 100M /dev/zero > /dev/shm/much; while :; do :; done", background=True)
+
+    def shows() -> bool:
+        now = made.get_metrics()[-1]
+        return bool(now.cpu_used_pct > 30 and now.mem_used - before.mem_used > 60 * 2**20)
+
+    until(shows, 90)
+    until(lambda: len(made.get_metrics()) >= 3, 90)
+    times = [one.timestamp for one in made.get_metrics()]
+    assert times == sorted(times)
+    busy.kill()
+    made.pause() if hasattr(made, "pause") else made.beta_pause()
+    assert [one.timestamp for one in made.get_metrics()][:2] == times[:2]
+    assert made.get_info().state.value == "paused", "asking wakes nobody"
+    assert made.kill()
+
+
+@call("pty: a terminal goes on in a fork", "2.63")
+def _(y: Yard) -> None:
+    made = y.e2b.Sandbox.create(timeout=300)
+    terminal = made.pty.create(y.e2b.PtySize(rows=24, cols=80), envs={"HISTFILE": "/dev/null"})
+    made.pty.send_stdin(terminal.pid, b"mark=before\n")
+    (child,) = made.fork()
+    for sandbox, name in ((child, "child"), (made, "parent")):
+        handle = sandbox.pty.connect(terminal.pid)
+        sandbox.pty.send_stdin(terminal.pid, f"echo {name}-$mark; exit\n".encode())
+        seen: list[bytes] = []
+        handle.wait(on_pty=seen.append)
+        text = b"".join(seen).decode()
+        assert f"{name}-before" in text, text
+        assert sandbox.pty.kill(terminal.pid) is False
+    assert child.kill()
+    assert made.kill()
+
+
 def _get(host: str, headers: dict[str, str]) -> int:
     asked = urllib.request.Request(os.environ["E2B_API_URL"], headers={"Host": host, **headers})
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 
 from registry import Yard, call, expect, until
@@ -158,7 +159,21 @@ def _(y: Yard) -> None:
     found = y.sbx.get_metrics()
     assert found[-1].mem_total > 0
     assert found[-1].cpu_count >= 1
-    assert found[-1].disk_total > 0
+    assert found[-1].disk_total >= found[-1].disk_used > 0
+    assert found[-1].mem_total >= found[-1].mem_used > 0
+    assert 0 <= found[-1].cpu_used_pct <= 100
+
+
+@call("sandbox.get_metrics: start, end")
+def _(y: Yard) -> None:
+    now = datetime.datetime.now()
+    day, minute = datetime.timedelta(days=1), datetime.timedelta(minutes=1)
+    found = y.sbx.get_metrics(start=now - day, end=now + minute)
+    times = [one.timestamp for one in found]
+    assert times == sorted(times)
+    assert abs(times[-1].timestamp() - now.timestamp()) < 60
+    assert y.sbx.get_metrics(start=now - 2 * day, end=now - day) == []
+    assert y.sbx.get_metrics(start=now + day, end=now + 2 * day) == []
 
 
 @call("sandbox.get_host")

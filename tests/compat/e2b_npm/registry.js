@@ -3,12 +3,12 @@ import assert from 'node:assert/strict'
 
 export { assert }
 
-// In the order they run: name, oldest version that has it, what is checked.
+// In the order they run: name, oldest version that has it, what is checked, and whether only a real machine can show it.
 export const CALLS = []
 
-export function call(name, check, since = '2.51') {
+export function call(name, check, { since = '2.51', vm = false } = {}) {
   assert(!CALLS.some(([known]) => known === name), name)
-  CALLS.push([name, since, check])
+  CALLS.push([name, since, check, vm])
 }
 
 // What the calls share: the package, one sandbox, and a directory in it.

@@ -96,6 +96,13 @@ call('sandbox.getMetrics', async (y) => {
   assert(found.at(-1).cpuCount >= 1)
 })
 
+call('sandbox.getMetrics: start, end', async (y) => {
+  const [now, day] = [Date.now(), 86_400_000]
+  const found = await y.sbx.getMetrics({ start: new Date(now - day), end: new Date(now + 60_000) })
+  assert(Math.abs(found.at(-1).timestamp.getTime() - now) < 60_000)
+  assert.deepEqual(await y.sbx.getMetrics({ start: new Date(now - 2 * day), end: new Date(now - day) }), [])
+})
+
 call('sandbox.getHost', async (y) => {
   assert(y.sbx.getHost(3000).startsWith(`3000-${y.sbx.sandboxId}.`))
 })

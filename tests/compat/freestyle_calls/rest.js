@@ -1,54 +1,7 @@
-// Domains, scripts, schedules, logs; and what is not served.
-import { assert, call, fails, until } from './registry.js'
+// Scripts, schedules, logs; and what is not served.
+import { assert, call, fails } from './registry.js'
 
 const DOMAIN = `app-${process.pid}.example.com`
-
-call('domains.verifications.create', async (y) => {
-  const made = await y.fs.domains.verifications.create({ domain: DOMAIN })
-  assert.deepEqual([made.record.type, made.record.name], ['TXT', `_freestyle_custom_hostname.${DOMAIN}`])
-  y.code = made.record.value
-})
-
-call('domains.verifications.list', async (y) => {
-  const found = await y.fs.domains.verifications.list()
-  assert.equal(found.find((one) => one.domain === DOMAIN).verificationCode, y.code)
-})
-
-call('domains.verifications.complete: not set', async (y) => {
-  const error = await y.fs.domains.verifications.complete({ domain: DOMAIN }).catch((error) => error)
-  assert.match(error.message, /FAILED_TO_VERIFY_DOMAIN|VM_START_TIMEOUT/)
-})
-
-call('domains.list', async (y) => {
-  assert(!(await y.fs.domains.list()).some((one) => one.domain === DOMAIN))
-})
-
-call('domains.mappings.create: not verified', async (y) => {
-  await fails('DOMAIN_OWNERSHIP_NOT_VERIFIED', () => y.fs.domains.mappings.create({ domain: DOMAIN, vmId: y.vmId, vmPort: 80 }))
-})
-
-call('domains.mappings.list', async (y) => {
-  assert.deepEqual((await y.fs.domains.mappings.list({ domain: DOMAIN })).mappings, [])
-})
-
-call('domains.mappings.delete: not mapped', async (y) => {
-  await fails('FAILED_REMOVE_DOMAIN_MAPPING', () => y.fs.domains.mappings.delete({ domain: DOMAIN }))
-})
-
-call('domains.certificates.createWildcard: not verified', async (y) => {
-  await fails('DOMAIN_OWNERSHIP_NOT_VERIFIED', () => y.fs.domains.certificates.createWildcard({ domain: DOMAIN }))
-})
-
-call('domains.verifications.cancel', async (y) => {
-  await y.fs.domains.verifications.cancel({ domain: DOMAIN, verificationCode: y.code })
-  assert(!(await y.fs.domains.verifications.list()).some((one) => one.domain === DOMAIN))
-})
-
-call('vms.create: domains below style.dev', async (y) => {
-  const { vm, domains } = await y.fs.vms.create({ domains: [{ domain: 'mine.style.dev', vmPort: 3000 }] })
-  assert.match(domains[0], /^3000-/)
-  await vm.delete()
-})
 
 call('serverless.runs.create', async (y) => {
   const done = await y.fs.serverless.runs.create({

@@ -37,6 +37,37 @@ call('pty.attach: a session outlives a suspend', async (y) => {
   await y.vm.pty.close({ sessionId: session.sessionId })
 }, { since: '0.1.63' })
 
+call('pty.attach: a session goes on in a fork', async (y) => {
+  const seen = { parent: '', child: '' }
+  const into = (name) => (data) => { seen[name] += Buffer.from(data).toString() }
+  const exec = 'n=0; while read line; do n=$((n + 1)); echo $line-$n; done'
+  const session = await y.vm.pty.open({ exec, sessionId: 'counts', onData: into('parent') })
+  session.write('one\n')
+  await until(() => seen.parent.includes('one-1'), 30)
+  const { forks } = await y.vm.fork({ count: 1 })
+  const child = forks[0].vm
+  assert((await child.pty.list()).sessions.some((one) => one.sessionId === 'counts' && one.running))
+  const other = await child.pty.attach({ sessionId: 'counts', onData: into('child') })
+  other.write('two\n')
+  await until(() => seen.child.includes('one-1') && seen.child.includes('two-2'), 30)
+  session.write('three\n')
+  await until(() => seen.parent.includes('three-2'), 30)
+  assert(!seen.parent.includes('two') && !seen.child.includes('three'))
+  for (const one of [session, other]) one.detach()
+  for (const vm of [child, y.vm]) await vm.pty.close({ sessionId: 'counts' })
+  await child.delete()
+}, { since: '0.1.63', vm: true })
+
+call('pty: a session whose VM is deleted ends for its client', async (y) => {
+  const { vm } = await y.fs.vms.create()
+  const ends = []
+  await vm.pty.open({ exec: 'sleep 600', reconnect: false, onClose: (end) => ends.push(end) })
+  await vm.delete()
+  await until(() => ends.length > 0, 60)
+  assert.equal(ends[0].code, 1011)
+  assert.match(ends[0].reason, /has ended/)
+}, { since: '0.1.63' })
+
 call('vm.fork', async (y) => {
   const { forks } = await y.vm.fork()
   assert.equal(forks.length, 1)

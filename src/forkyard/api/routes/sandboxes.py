@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Header, Query, Request, Response
+from pydantic import AwareDatetime
 
 from forkyard.api.answers import answer, done
 from forkyard.api.inputs import Control, SpecRoute, checked_env
@@ -25,7 +26,7 @@ from forkyard.errors import (
     StateConflict,
 )
 from forkyard.lifecycle import State
-from forkyard.models import Page, SandboxCreate, SandboxInfo, SandboxLogs, SandboxUpdate, SandboxUsage
+from forkyard.models import Page, SandboxCreate, SandboxInfo, SandboxLogs, SandboxUpdate, SandboxUsage, UsageHistory
 
 router = APIRouter(prefix="/sandboxes", tags=["sandboxes"], route_class=SpecRoute)
 
@@ -213,3 +214,20 @@ async def usage(sandbox_id: str, control: Control) -> Response:
             ingress_bytes_out=moved.ingress_bytes_out,
         )
     )
+
+
+@router.get(
+    "/{sandbox_id}/usage/history",
+    response_model=UsageHistory,
+    summary="Processor, memory and disk of the last hour",
+    responses=documented(SandboxNotFound),
+)
+async def usage_history(
+    sandbox_id: str,
+    control: Control,
+    start: Annotated[AwareDatetime | None, Query(description="Default: the oldest there is.")] = None,
+    end: Annotated[AwareDatetime | None, Query(description="Default: now.")] = None,
+) -> Response:
+    """A sample every ten seconds while it runs, taken by the host: it wakes nothing and costs the guest nothing. With `end`
+    left out the last one is of now. What an earlier daemon saw is not known."""
+    return answer(UsageHistory(samples=await control.history.of(sandbox_id, start, end)))

@@ -11,12 +11,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from forkyard.compat.e2b import models
 from forkyard.compat.e2b.errors import Refused
-from forkyard.compat.e2b.measuring import Measured
 from forkyard.compat.e2b.notes import Note, is_up
-from forkyard.models import SandboxInfo
+from forkyard.models import SandboxInfo, UsageSample
 from forkyard.models.volumes import MountPath, VolumeName
 
 CLIENT_ID = "forkyard"
+_MIB = 2**20
 _LABEL = re.compile(r"[A-Za-z0-9_./-]{1,64}", re.ASCII)
 
 
@@ -43,17 +43,18 @@ def _end_of(info: SandboxInfo) -> datetime:
     return info.updated_at if not is_up(info.state) else info.created_at + timedelta(days=365)
 
 
-def metric(found: Measured) -> dict[str, Any]:
+def metric(info: SandboxInfo, found: UsageSample) -> dict[str, Any]:
+    """As the host sees it: caches of the guest are memory that it uses."""
     return {
-        "timestamp": time_of(datetime.fromtimestamp(found.at, UTC)),
-        "timestampUnix": found.at,
-        "cpuCount": found.cpu_count,
-        "cpuUsedPct": found.cpu_used_pct,
-        "memUsed": found.mem_used,
-        "memTotal": found.mem_total,
-        "memCache": found.mem_cache,
-        "diskUsed": found.disk_used,
-        "diskTotal": found.disk_total,
+        "timestamp": time_of(found.at),
+        "timestampUnix": int(found.at.timestamp()),
+        "cpuCount": info.shape.vcpus,
+        "cpuUsedPct": found.cpu_percent,
+        "memUsed": int(found.memory_mib * _MIB),
+        "memTotal": info.shape.memory_mib * _MIB,
+        "memCache": 0,
+        "diskUsed": int(found.disk_mib * _MIB),
+        "diskTotal": info.shape.disk_gib * 1024 * _MIB,
     }
 
 

@@ -14,7 +14,6 @@ from starlette.responses import JSONResponse, Response
 from forkyard.builds.builds import Builds
 from forkyard.compat.e2b import models, objects
 from forkyard.compat.e2b.errors import Refused, body_of, status_of
-from forkyard.compat.e2b.measuring import measured
 from forkyard.compat.e2b.network import policy_of
 from forkyard.compat.e2b.notes import Note, is_up
 from forkyard.compat.e2b.templates import TemplateRoutes
@@ -30,6 +29,8 @@ from forkyard.store.records import Place
 DEFAULT_TIMEOUT_S = 300
 V1_TIMEOUT_S = 15
 MAX_PAGE = 100
+#: Seconds that are still a date.
+FAR = 10**11
 SYNC_S = 30.0
 HTTPS_PORT = 443
 _IDEMPOTENCY_KEY = re.compile(r"[a-z0-9-]{1,255}", re.ASCII)
@@ -182,19 +183,26 @@ class Sandboxes:
                 return found
 
     async def metrics(self, request: Request) -> Response:
+        """What was seen of it from `start` to `end`, with these seconds. Nobody is woken."""
         info = await self._living(request)
-        if not is_up(info.state):
-            return JSONResponse([])
-        return JSONResponse([objects.metric(await measured(self._control, info))])
+        start, end = (models.number(request.query_params.get(name), name, 0, FAR) for name in ("start", "end"))
+        first = None if start is None else datetime.fromtimestamp(start, UTC)
+        last = None if end is None else datetime.fromtimestamp(end + 0.999999, UTC)
+        if first is not None and last is not None and first > last:
+            raise Refused(400, "start is after end")
+        found = await self._control.history.of(info.id, first, last)
+        return JSONResponse([objects.metric(info, one) for one in found])
 
     async def metrics_of_all(self, request: Request) -> Response:
+        """The newest of each."""
         ids = [one for one in request.query_params.get("sandbox_ids", "").split(",") if one][:MAX_PAGE]
         found = {}
         for sandbox_id in ids:
             with contextlib.suppress(ForkyardError):
                 info = await self._control.sandboxes.get(sandbox_id)
-                if info.state is State.RUNNING:
-                    found[sandbox_id] = objects.metric(await measured(self._control, info))
+                samples = await self._control.history.of(info.id) if info.state is State.RUNNING else []
+                if samples:
+                    found[sandbox_id] = objects.metric(info, samples[-1])
         return JSONResponse({"sandboxes": found})
 
     async def logs(self, request: Request) -> Response:

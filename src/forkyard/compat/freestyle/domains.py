@@ -68,8 +68,9 @@ class Domains:
 
     async def cancel(self, call: Call) -> Response:
         body = await call.body(_Domain, "INVALID_DOMAIN")
-        await self._domains.remove(body.domain)
-        return done({"domain": body.domain})
+        found = await self._found(body.domain)
+        await self._domains.remove(found.domain)
+        return done({"domain": found.domain, "verificationCode": found.record_value})
 
     async def listed(self, call: Call) -> Response:
         limit, offset = call.number("limit", 100, 1, MOST), call.number("offset", 0, 0, MOST)
@@ -103,12 +104,8 @@ class Domains:
 
     async def mappings(self, call: Call) -> Response:
         limit, offset = call.number("limit", 10, 1, MOST), call.number("offset", 0, 0, MOST)
-        wanted = call.query("domain")
-        found = [
-            one
-            for one in await self._domains.list()
-            if one.sandbox_id is not None and (wanted is None or one.domain == wanted.lower())
-        ]
+        wanted = {given.lower() for name in ("domain", "domainOwnership") if (given := call.query(name)) is not None}
+        found = [one for one in await self._domains.list() if one.sandbox_id is not None and wanted <= {one.domain}]
         return done([_mapping_row(one) for one in found[offset : offset + limit]])
 
     async def _found(self, domain: str) -> DomainInfo:

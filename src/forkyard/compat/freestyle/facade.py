@@ -8,6 +8,7 @@ what each route needs), and that every error has a code that clients know.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Collection
 
@@ -15,7 +16,7 @@ import structlog
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from starlette.websockets import WebSocket
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from forkyard.builds.builds import Builds
 from forkyard.builds.runs import Runs
@@ -112,12 +113,7 @@ class Freestyle:
         except ForkyardError as error:
             return answer(refusal(error))
         except Exception:
-            trace_id = secrets.token_hex(16)
-            log.exception("unexpected error in the Freestyle facade", trace=trace_id)
-            message = "an unexpected error in the daemon; its log has the details"
-            response = answer(Refused(500, "INTERNAL_ERROR", message))
-            response.headers[TRACE_HEADER] = trace_id
-            return response
+            return _unexpected()
 
     async def _socket(self, socket: WebSocket) -> None:
         try:
@@ -127,9 +123,11 @@ class Freestyle:
             await self._allowed(socket, who, route, path)
             await self._parts.pty.serve(socket, who, path)
         except Refused as refused:
-            await _denied(socket, refused)
+            await _denied(socket, answer(refused))
         except ForkyardError as error:
-            await _denied(socket, refusal(error))
+            await _denied(socket, answer(refusal(error)))
+        except Exception:
+            await _denied(socket, _unexpected())
 
     # ── who may ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -174,9 +172,21 @@ class Freestyle:
             raise OperationTimeout("the daemon is still starting; try again shortly") from None
 
 
-async def _denied(socket: WebSocket, refused: Refused) -> None:
-    """Before it was accepted: an HTTP answer, with the reason in it."""
-    await socket.send_denial_response(answer(refused))
+async def _denied(socket: WebSocket, response: Response) -> None:
+    """Before it was accepted: an HTTP answer, with the reason in it. Who left meanwhile is told nothing."""
+    with contextlib.suppress(RuntimeError, WebSocketDisconnect):
+        if socket.application_state is WebSocketState.CONNECTING:
+            await socket.send_denial_response(response)
+        else:
+            await socket.close(1011)
+
+
+def _unexpected() -> Response:
+    trace_id = secrets.token_hex(16)
+    log.exception("unexpected error in the Freestyle facade", trace=trace_id)
+    response = answer(Refused(500, "INTERNAL_ERROR", "an unexpected error in the daemon; its log has the details"))
+    response.headers[TRACE_HEADER] = trace_id
+    return response
 
 
 def _raw_path(connection: HTTPConnection) -> str:

@@ -7,6 +7,7 @@ Owns: who is attached now, for the size of a terminal is that of the smallest of
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import signal
@@ -116,13 +117,19 @@ class Pty:
             source = self._control.following.execute(vm, await self._wanted(socket, vm, given or "root", size))
         try:
             async with source as feed:
-                await socket.accept()
+                try:
+                    await socket.accept()
+                    await _say(socket, {"type": "sessionInfo", "sessionId": feed.id})
+                except (RuntimeError, WebSocketDisconnect):  # it left
+                    if "session" not in path:  # nobody knows of it
+                        await self._signal(vm, feed.id, signal.SIGKILL)
+                    return
                 await self._serve(socket, vm, feed, size)
         except WebSocketDisconnect:
             return
         except ForkyardError as error:
-            if socket.application_state is WebSocketState.CONNECTED:
-                await socket.close(_BROKEN)
+            if socket.application_state is not WebSocketState.CONNECTING:
+                await _close(socket, _BROKEN, error.message)
             elif isinstance(error, CommandNotFound):
                 raise Refused(404, "USER_NOT_FOUND", error.message) from error
             elif isinstance(error, Conflict):
@@ -158,7 +165,6 @@ class Pty:
     async def _serve(self, socket: WebSocket, vm: str, feed: Feed, size: tuple[int, int]) -> None:
         session = self._sessions.setdefault((vm, feed.id), _Session())
         session.windows[socket] = size
-        await socket.send_text(json.dumps({"type": "sessionInfo", "sessionId": feed.id}))
         showing = asyncio.create_task(_show(socket, feed))
         typing = asyncio.create_task(self._type(socket, vm, feed.id, session))
         try:
@@ -179,19 +185,23 @@ class Pty:
             message = await socket.receive()
             if message["type"] == "websocket.disconnect":
                 raise WebSocketDisconnect(message.get("code", _GONE))
-            async with self._control.sandboxes.use(vm) as guest:
-                if message.get("bytes") is not None:
-                    data: bytes = message["bytes"]
+            data: bytes | None = message.get("bytes")
+            frame = _frame(message.get("text") or "")
+            if data:
+                async with self._control.sandboxes.use(vm) as guest:
                     for start in range(0, len(data), _MAX_FRAME):
                         await guest.write_stdin(session_id, data[start : start + _MAX_FRAME])
-                    continue
-                frame = _frame(message.get("text") or "")
-                if frame.get("type") == "resize":
-                    session.windows[socket] = _size(frame.get("cols"), 80), _size(frame.get("rows"), 24)
-                    cols, rows = session.size()
+            elif frame.get("type") == "resize":
+                session.windows[socket] = _size(frame.get("cols"), 80), _size(frame.get("rows"), 24)
+                cols, rows = session.size()
+                async with self._control.sandboxes.use(vm) as guest:
                     await guest.resize(session_id, rows, cols)
-                elif frame.get("type") == "signal" and frame.get("signal") in _SIGNALS:
-                    await guest.signal(session_id, _SIGNALS[frame["signal"]], tree=True)
+            elif frame.get("type") == "signal" and frame.get("signal") in _SIGNALS:
+                await self._signal(vm, session_id, _SIGNALS[frame["signal"]])
+
+    async def _signal(self, vm: str, session_id: str, number: signal.Signals) -> None:
+        async with self._control.sandboxes.use(vm) as guest:
+            await guest.signal(session_id, number, tree=True)
 
 
 async def _show(socket: WebSocket, feed: Feed) -> None:
@@ -200,9 +210,19 @@ async def _show(socket: WebSocket, feed: Feed) -> None:
             await socket.send_bytes(item.data)
         elif isinstance(item, Exit):
             code = item.exit_code if item.exit_code is not None else 128 + (item.signal or 0)
-            await socket.send_text(json.dumps({"type": "exited", "exitCode": code}))
-            await socket.close()
+            await _say(socket, {"type": "exited", "exitCode": code})
+            await _close(socket, _GONE)
             return
+
+
+async def _say(socket: WebSocket, content: dict[str, Any]) -> None:
+    await socket.send_text(json.dumps(content))
+
+
+async def _close(socket: WebSocket, code: int, reason: str = "") -> None:
+    """Unless it is closed from the other side. A reason has at most 123 bytes."""
+    with contextlib.suppress(RuntimeError, WebSocketDisconnect):
+        await socket.close(code, reason.encode()[:123].decode("utf-8", "ignore"))
 
 
 def _frame(text: str) -> dict[str, Any]:

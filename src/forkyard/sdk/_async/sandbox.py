@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from datetime import datetime
 from types import TracebackType
 from typing import Literal, Self, overload
 
@@ -18,6 +19,8 @@ from forkyard.models import (
     SandboxLogs,
     SandboxUsage,
     SnapshotInfo,
+    UsageHistory,
+    UsageSample,
 )
 from forkyard.models.code import CodeException, CodeResult, ContextInfo, Language
 from forkyard.models.network import PreviewInfo
@@ -93,6 +96,14 @@ class AsyncSandbox:
         """Memory and processor time it takes from the host."""
         answer = await self._transport.request("GET", f"{self._path}/usage")
         return wire.parse(SandboxUsage, answer.content)
+
+    async def usage_history(self, start: datetime | None = None, end: datetime | None = None) -> list[UsageSample]:
+        """What the host saw of its processor, memory and disk in the last hour, every ten seconds while it ran; oldest
+        first. A time without a zone is one of this machine."""
+        given = {"start": start, "end": end}
+        params = {name: at.astimezone().isoformat() for name, at in given.items() if at is not None}
+        answer = await self._transport.request("GET", f"{self._path}/usage/history", params=params)
+        return wire.parse(UsageHistory, answer.content).samples
 
     async def __aenter__(self) -> Self:
         return self

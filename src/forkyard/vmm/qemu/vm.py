@@ -20,6 +20,7 @@ from forkyard.vmm.base import (
     CaptureTarget,
     ExitKind,
     SnapshotFiles,
+    VmCounters,
     VmExit,
     VmRecord,
     VmUsage,
@@ -360,6 +361,12 @@ class QemuVm:
         except OSError as error:
             raise VmCrashed(f"the QEMU of VM {self._record.vm_id} has ended") from error
 
+    def counters(self) -> VmCounters | None:
+        try:
+            return _counters(self.pid)
+        except OSError:
+            return None
+
     async def detach(self) -> None:
         await self._disconnect()
         self._process.close()
@@ -424,10 +431,14 @@ class QemuVm:
 def _usage(pid: int) -> VmUsage:
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     pss_kib = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+    return VmUsage(pss_mib=pss_kib / 1024, cpu_s=_counters(pid).cpu_s)
+
+
+def _counters(pid: int) -> VmCounters:
     # The name in parentheses may hold spaces: count from behind it.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    ticks = int(fields[11]) + int(fields[12])
-    return VmUsage(pss_mib=pss_kib / 1024, cpu_s=ticks / os.sysconf("SC_CLK_TCK"))
+    ticks, pages = int(fields[11]) + int(fields[12]), int(fields[21])
+    return VmCounters(cpu_s=ticks / os.sysconf("SC_CLK_TCK"), resident_bytes=pages * os.sysconf("SC_PAGE_SIZE"))
 
 
 def _append_bounded(path: Path, data: bytes, limit: int) -> None:
