@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,9 @@ import pytest
 
 from forkyard import Forkyard, Sandbox, Spec, Volume
 from forkyard.errors import BuildFailed, GuestFailure, VolumeChanged, VolumeInUse
+from forkyard.storage.disks import chain
+
+from .conftest import Daemon
 
 
 @pytest.fixture
@@ -61,6 +66,38 @@ def test_copies_are_private_forks_have_their_own_and_a_commit_makes_a_version(fy
     assert fy.volumes.commit(volume, child.id).version == made.version + 1, "its copy is of the newest version now"
     assert fy.volumes.read_bytes(volume, "/a") == b"first\none\nchild\nagain\n"
     assert fy.volumes.read_bytes(volume, "/a", version=made.version) == b"first\none\nchild\n"
+
+
+def test_what_is_mounted_again_and_again_is_mounted_already(fy: Forkyard, daemon: Daemon, volume: str) -> None:
+    fy.volumes.write(volume, "/a", "first\n")
+    cow = {"/data": Volume(volume, mode="cow")}
+    for _ in range(2):
+        fy.sandboxes.create(volumes=cow).delete()
+    deadline = time.monotonic() + 120
+    while not [*daemon.settings.ram_dir.glob("kept-*.layer")] or [*(daemon.root / "vms").iterdir()]:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    one, two = fy.sandboxes.create(volumes=cow), fy.sandboxes.create(volumes=cow)
+    for path in (daemon.root / "vms").glob("*/journal.json"):
+        assert chain(Path(json.loads(path.read_text())["disk"]))[1].parent == daemon.root / "disks", (
+            "made from what was kept"
+        )
+    one.exec("echo one >> /data/a", check=True)
+    two.exec("echo two >> /data/a; echo $$ > /root/own", check=True)
+    assert (out(one, "cat /data/a"), out(two, "cat /data/a")) == ("first\none", "first\ntwo")
+    assert [out(sbx, "hostname; ls /root") for sbx in (one, two)] == [one.id, f"{two.id}\nown"]
+    assert out(one, "cat /etc/machine-id") != out(two, "cat /etc/machine-id")
+    two.pause(durable=True)
+    assert out(two, "cat /data/a") == "first\ntwo"
+    writer = fy.sandboxes.create(volumes={"/data": volume})
+    writer.exec("echo writer >> /data/a", check=True)
+    writer.delete()
+    assert not [*daemon.settings.ram_dir.glob("kept-*.layer")], "there is a newer version"
+    assert fy.volumes.read_bytes(volume, "/a") == b"first\nwriter\n"
+    with pytest.raises(VolumeChanged):
+        fy.volumes.commit(volume, one.id)
+    fy.volumes.commit(volume, one.id, force=True)
+    assert fy.volumes.read_bytes(volume, "/a") == b"first\none\n"
 
 
 def test_a_volume_goes_with_its_sandbox_through_sleep_snapshot_rollback_and_boot(fy: Forkyard, volume: str) -> None:

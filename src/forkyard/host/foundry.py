@@ -32,6 +32,8 @@ from forkyard.storage.volumes import Mounted
 from forkyard.vmm.base import BootSource, Driver, SnapshotFiles, Vm, VmRecord
 
 LONGEST_TURN_S = 1.0
+#: A guest is at ease that used so little of a processor for so long; one that never is, is not waited for.
+AT_EASE_S, AT_EASE_LOAD, AT_EASE_LOOKS = 0.3, 0.1, 20
 
 
 @dataclass(frozen=True)
@@ -165,10 +167,21 @@ class Foundry:
             undo.pop_all()
             return self._machine(entry, vm, guest, doorway)
 
-    async def park(self, vm_id: str, shape: Shape, origin: Origin, warm_up: Sequence[str]) -> Machine:
+    async def park(
+        self,
+        vm_id: str,
+        shape: Shape,
+        origin: Origin,
+        warm_up: Sequence[str],
+        volumes: Sequence[Attachment] = (),
+    ) -> Machine:
         """Restored, used once, and stopped: all that is missing is an owner."""
         async with self._undone_on_failure(None) as undo:
-            up = await self._bring_up(undo, vm_id, shape, origin, None, Stopwatch())
+            undo.callback(self._volumes.release, volumes)
+            up = await self._bring_up(undo, vm_id, shape, origin, None, Stopwatch(), volumes=volumes)
+            if volumes:
+                await self._volumes.mount(up.guest, volumes)
+                await _at_ease(up.shell.vm)
             for command in warm_up:
                 # As it will be when the owner comes, to the last step: becoming somebody, then the first command.
                 await up.guest.adopt_identity(_identity(Incarnation(vm_id, 0), {}, new=True))
@@ -373,6 +386,17 @@ class Foundry:
     async def release(self, entry: Entry) -> None:
         """Its slot and its user id. Nothing of the VM runs any more."""
         await self._slots.release(self._number(entry))
+
+
+async def _at_ease(vm: Vm) -> None:
+    """Wait until the guest has done what a mount leads to (its udev looks at the drive, say): then nobody made from it has
+    to do that again."""
+    used_s = (await vm.usage()).cpu_s
+    for _ in range(AT_EASE_LOOKS):
+        await asyncio.sleep(AT_EASE_S)
+        before_s, used_s = used_s, (await vm.usage()).cpu_s
+        if used_s - before_s <= AT_EASE_S * AT_EASE_LOAD:
+            return
 
 
 def _identity(owner: Incarnation, env: Mapping[str, str], *, new: bool) -> Identity:

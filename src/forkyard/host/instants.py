@@ -78,6 +78,16 @@ class Instants:
             layer.unlink(missing_ok=True)
             device_state.unlink(missing_ok=True)
 
+    async def keep(self, machine: Machine) -> Origin:
+        """One that stands still, and will not go on, as a template is: nobody's past. Whoever asked removes the files."""
+        entry = machine.entry
+        name = self._ram_dir / f"kept-{secrets.token_hex(6)}"
+        target = CaptureTarget(name.with_suffix(".layer"), name.with_suffix(".state"), None)
+        captured = await machine.vm.capture(target, keep_running=False)
+        files = SnapshotFiles(self.ram(entry), target.device_state, captured.disk, name.with_suffix(".layer"))
+        volumes = tuple(replace(one, disk=captured.volumes[one.slot]) for one in entry.volumes)
+        return Origin(entry.base, files, pristine=True, volumes=volumes)
+
     async def put_away(self, machine: Machine, snapshot_id: str) -> Saved:
         """One that stands still, and will not go on: its memory goes straight to disk. Durable when it returns."""
         entry = machine.entry

@@ -37,6 +37,7 @@ from forkyard.host.intact import Intact
 from forkyard.host.journal import Entry, Journal, Phase, with_disks_of
 from forkyard.host.machine import Machine
 from forkyard.host.pool import Pool
+from forkyard.host.prepared import Prepared
 from forkyard.host.recovery import recover
 from forkyard.host.templates import ZEROS, Templates
 from forkyard.host.volumes import HostVolumes, version_of
@@ -139,6 +140,7 @@ class LocalHost:
             Intact(self._snapshots),
             self.templates,
         )
+        self._prepared = Prepared(self._foundry, self._instants, self._volumes, self._stored_volumes)
         self._pool = Pool(
             self._foundry,
             self._template_origin,
@@ -182,6 +184,7 @@ class LocalHost:
         self._cache.stop()
         await asyncio.gather(*self._ending.values())
         await self._pool.stop()
+        await self._prepared.stop()
         await self._chains.stop()
         await self._volumes.settle()
         await self._collect_disks()
@@ -210,15 +213,25 @@ class LocalHost:
         if spec.snapshot_id is not None:
             return await self._restored(incarnation, spec)
         template = await self.templates.ensure(spec.shape, log_progress, self.images.given(spec.image))
+        origin = Origin(template.key, template.snapshot, pristine=True)
+        prepared = self._prepared.find(spec.shape, origin, spec.volumes)
+        if prepared is not None:
+            try:
+                return await self._made_from(prepared, incarnation, spec)
+            except ForkyardError as error:  # make one as if there were none
+                log.warning("prepared volumes were of no use", sandbox=incarnation.sandbox_id, error=error.message)
+                self._prepared.forget(prepared)
         parked = self._pool.take(spec.shape) if spec.image is None else None
         if parked is not None:
             with contextlib.suppress(ForkyardError):  # it did not survive the wait: make one as if there were no pool
                 volumes = self._volumes.wanted(spec.volumes)
                 machine = await self._foundry.give(parked, incarnation, spec.env, spec.network, volumes)
                 return self._keep(incarnation, machine)
-        origin = Origin(template.key, template.snapshot, pristine=True)
-        volumes = self._volumes.wanted(spec.volumes)
-        shell = self._pool.take_shell(template.key, spec.shape, template.snapshot.ram)
+        return await self._made_from(origin, incarnation, spec)
+
+    async def _made_from(self, origin: Origin, incarnation: Incarnation, spec: CreateSpec) -> Created:
+        volumes = self._volumes.wanted(spec.volumes, origin.volumes)
+        shell = self._pool.take_shell(origin.base, spec.shape, origin.files.ram)
         machine = await self._foundry.restore(incarnation, spec.shape, origin, spec.env, spec.network, shell, volumes)
         return self._keep(incarnation, machine)
 
@@ -407,10 +420,7 @@ class LocalHost:
         assert spec.snapshot_id is not None
         origin, shape = await self._instants.saved(spec.snapshot_id)
         reached("rollback.loaded")
-        volumes = self._volumes.wanted(spec.volumes, origin.volumes)
-        shell = self._pool.take_shell(origin.base, shape, origin.files.ram)
-        machine = await self._foundry.restore(incarnation, shape, origin, spec.env, spec.network, shell, volumes)
-        return self._keep(incarnation, machine)
+        return await self._made_from(origin, incarnation, replace(spec, shape=shape))
 
     @contextlib.asynccontextmanager
     async def _instant(self, source: Incarnation) -> AsyncIterator[tuple[Origin, float]]:
@@ -565,11 +575,13 @@ class LocalHost:
         self._ended.put_nowait(Ended(incarnation, exit_))
 
     async def _collect_disks(self) -> None:
-        await asyncio.to_thread(
-            lambda: self._disks.collect(
-                [*self._journal.disks(), *self._snapshots.disks(), *self._stored_volumes.disks()]
-            )
-        )
+        await self._prepared.prune()
+
+        def collect() -> None:
+            in_use = [*self._journal.disks(), *self._snapshots.disks(), *self._stored_volumes.disks()]
+            self._disks.collect([*in_use, *self._prepared.disks()])  # the journal first: they go from there to here
+
+        await asyncio.to_thread(collect)
 
 
 def _image_below(disk: Path) -> BaseImage | None:
