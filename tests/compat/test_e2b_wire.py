@@ -9,6 +9,7 @@ import re
 import string
 import struct
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -19,47 +20,27 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from forkyard.compat.e2b import proto
+from forkyard.compat.e2b.facade import all_routes
 from forkyard.guest.fake import FakeGuest
 from forkyard.hosts.memory import MemoryHost
 
 from ..contract.sdk_daemon import Daemon, running_daemon  # noqa: TID252
 
-CONTROL = [
-    ("POST", "/sandboxes"),
-    ("POST", "/v2/sandboxes"),
-    ("GET", "/sandboxes"),
-    ("GET", "/v2/sandboxes"),
-    ("GET", "/sandboxes/metrics"),
-    *(("POST", f"/sandboxes/ID/{verb}") for verb in ("timeout", "refreshes", "connect", "resume", "fork", "snapshots")),
-    ("POST", "/v2/sandboxes/ID/connect"),
-    ("PUT", "/sandboxes/ID/network"),
-    ("GET", "/sandboxes/ID/metrics"),
-    ("GET", "/sandboxes/ID/logs"),
-    ("GET", "/v2/sandboxes/ID/logs"),
-    ("GET", "/snapshots"),
-    ("GET", "/templates/aliases/x"),
-    ("DELETE", "/templates/x"),
-    ("POST", "/v2/templates"),
-    ("POST", "/v3/templates"),
-    ("GET", "/templates"),
-    ("GET", "/v2/templates"),
-    ("GET", "/templates/x"),
-    ("PATCH", "/templates/x"),
-    ("GET", "/templates/x/tags"),
-    ("POST", "/templates/tags"),
-    ("DELETE", "/templates/tags"),
-    ("POST", "/v2/templates/TEMPLATE/builds/BUILD"),
-    ("GET", "/templates/x/builds/y/status"),
-    ("POST", "/volumes"),
-    ("GET", "/volumes"),
-    ("GET", "/volumes/x"),
-    ("DELETE", "/volumes/x"),
-    ("POST", "/secrets"),
-    ("GET", "/secrets"),
-    ("GET", "/secrets/x"),
-    ("POST", "/secrets/x"),
-    ("DELETE", "/secrets/x"),
-]
+NOBODY = "i" + "0" * 19
+
+
+def _control() -> list[tuple[str, str]]:
+    """Every route of the control plane. `ID` stands for a sandbox, `x` for anything else that has a name."""
+
+    class Anything:
+        def __getattr__(self, _: str) -> Anything:
+            return self
+
+    plain = [(method, path.replace("{sandbox_id}", "ID")) for method, path, _ in all_routes(*[Anything()] * 5)]  # type: ignore[arg-type]
+    return [(method, re.sub(r"\{[\w:]+\}", "x", path)) for method, path in plain]
+
+
+CONTROL = _control()
 NOT_SERVED = [
     ("POST", "/templates"),
     ("GET", "/volumecontent"),
@@ -261,6 +242,27 @@ def test_a_field_that_is_not_served_says_so(api: httpx.Client, field: str) -> No
     assert (answer.status_code, answer.json()["message"]) == (400, f"{field} is not served here yet; leave it out")
 
 
+@pytest.mark.parametrize(
+    "query", [{"start": "x"}, {"end": "-1"}, {"start": "1e9"}, {"end": "9" * 16}, {"start": "20", "end": "10"}]
+)
+def test_a_time_that_is_none_is_refused(api: httpx.Client, sandbox: dict[str, str], query: dict[str, str]) -> None:
+    answer = api.get(f"/sandboxes/{sandbox['sandboxID']}/metrics", params=query)
+    assert answer.status_code == 400
+    assert _is_error(answer)
+
+
+def test_samples_are_of_the_time_that_was_asked_for(api: httpx.Client, sandbox: dict[str, str]) -> None:
+    path, now = f"/sandboxes/{sandbox['sandboxID']}/metrics", int(time.time())
+    for factor in (1, 1000):  # seconds, and milliseconds as the oldest clients send them
+        found = api.get(path, params={"start": (now - 60) * factor, "end": (now + 60) * factor}).json()
+        assert abs(found[-1]["timestampUnix"] - now) < 60
+        assert api.get(path, params={"end": (now - 3600) * factor}).json() == []
+    required = {"timestamp", "timestampUnix", "cpuCount", "cpuUsedPct", "memUsed", "memTotal", "memCache"}
+    assert found[-1].keys() == required | {"diskUsed", "diskTotal"}
+    of_all = api.get("/sandboxes/metrics", params={"sandbox_ids": f"{sandbox['sandboxID']},nothing"}).json()
+    assert of_all["sandboxes"].keys() == {sandbox["sandboxID"]}
+
+
 def test_another_port_of_a_sandbox_is_not_open(envd: httpx.Client) -> None:
     answer = envd.get("/", headers={"E2b-Sandbox-Port": "3000"})
     assert answer.status_code == 502
@@ -347,23 +349,55 @@ _settings = settings(
 )
 
 
-@_settings
-@given(st.sampled_from([path for method, path in CONTROL if method in ("POST", "PUT") and "sandboxes" in path]), _body)
+class Victim:
+    """A sandbox that may be ended by what is done to it."""
+
+    def __init__(self, api: httpx.Client) -> None:
+        self._api = api
+        self.id = NOBODY
+
+    def __enter__(self) -> Victim:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._api.delete(f"/sandboxes/{self.id}")
+
+    def there(self) -> str:
+        if self._api.get(f"/sandboxes/{self.id}").status_code == 404:
+            self.id = _made(self._api)["sandboxID"]
+        return self.id
+
+
+@pytest.fixture(scope="module")
+def victim(unreal_api: httpx.Client) -> Iterator[Victim]:
+    with Victim(unreal_api) as victim:
+        yield victim
+
+
+_WITH_BODY = [(method, path) for method, path in CONTROL if method != "GET"]
+
+
+@settings(_settings, max_examples=250)
+@given(st.sampled_from(_WITH_BODY), _body)
 def test_no_body_breaks_the_control_plane(
-    unreal_api: httpx.Client, unreal_sandbox: dict[str, str], path: str, body: bytes
+    unreal_api: httpx.Client, victim: Victim, route: tuple[str, str], body: bytes
 ) -> None:
-    method = "PUT" if path.endswith("network") else "POST"
-    answer = unreal_api.request(method, path.replace("ID", "i" + "0" * 19), content=body)
-    assert answer.status_code < 500, answer.text
-    if answer.status_code == 201:
-        unreal_api.delete(f"/sandboxes/{answer.json()['sandboxID']}")
-    else:
-        assert _is_error(answer)
-    if "ID" in path and not path.endswith(("fork", "snapshots")):
-        answer = unreal_api.request(
-            method, path.replace("ID", unreal_sandbox["sandboxID"]), content=b'{"timeout":600,"x":' + body + b"}"
-        )
-        assert answer.status_code < 500, answer.text
+    method, path = route
+    for sandbox_id in (NOBODY, victim.there()) if "ID" in path else ("",):
+        answer = unreal_api.request(method, path.replace("ID", sandbox_id), content=body)
+        assert answer.status_code < 500 or answer.json()["message"].endswith("is not served here yet"), answer.text
+        assert answer.status_code < 300 or _is_error(answer)
+        if answer.status_code != 201 or "sandbox" not in answer.text.lower():
+            continue
+        made = answer.json() if isinstance(answer.json(), list) else [{"sandbox": answer.json()}]
+        for one in made:
+            if one["sandbox"].get("sandboxID") not in (None, sandbox_id):
+                assert unreal_api.delete(f"/sandboxes/{one['sandbox']['sandboxID']}").status_code == 204
+
+
+def test_the_table_is_seen() -> None:
+    assert len(CONTROL) > 45
+    assert len(_WITH_BODY) > 20
 
 
 _step = st.fixed_dictionaries(
@@ -396,35 +430,36 @@ def test_no_body_breaks_a_build(unreal_api: httpx.Client, body: bytes) -> None:
     assert status.json()["status"] in ("waiting", "building", "ready", "error")
 
 
-@_settings
-@given(
-    st.sampled_from(
-        [
-            ("POST", "/v2/templates"),
-            ("POST", "/v3/templates"),
-            ("POST", "/templates/tags"),
-            ("DELETE", "/templates/tags"),
-            ("PATCH", "/templates/fuzzed"),
-            ("POST", "/secrets"),
-            ("POST", "/secrets/fuzzed"),
-            ("POST", "/volumes"),
-        ]
-    ),
-    _body,
-)
-def test_no_body_breaks_templates_or_secrets(unreal_api: httpx.Client, call: tuple[str, str], body: bytes) -> None:
-    answer = unreal_api.request(*call, content=body)
-    assert answer.status_code < 300 or (answer.status_code < 500 and _is_error(answer)), answer.text
+_QUERIES = [
+    "limit",
+    "nextToken",
+    "metadata",
+    "state",
+    "order",
+    "startedAfter",
+    "template",
+    "sandboxID",
+    "name",
+    "start",
+    "end",
+    "sandbox_ids",
+    "cursor",
+    "direction",
+    "level",
+    "search",
+    "logsOffset",
+]
 
 
-@_settings
+@settings(_settings, max_examples=150)
 @given(
-    st.dictionaries(st.sampled_from(["limit", "nextToken", "metadata", "state", "order", "startedAfter"]), st.text())
+    st.sampled_from([path for method, path in CONTROL if method == "GET"]),
+    st.dictionaries(st.sampled_from(_QUERIES), st.text() | st.integers(-5, 2**70).map(str)),
 )
-def test_no_query_breaks_a_list(unreal_api: httpx.Client, query: dict[str, str]) -> None:
-    for path in ("/v2/sandboxes", "/snapshots", "/secrets"):
-        answer = unreal_api.get(path, params=query)
-        assert answer.status_code == 200 or (answer.status_code == 400 and _is_error(answer))
+def test_no_query_breaks_a_look(unreal_api: httpx.Client, victim: Victim, path: str, query: dict[str, str]) -> None:
+    for sandbox_id in (NOBODY, victim.there()) if "ID" in path else ("",):
+        answer = unreal_api.get(path.replace("ID", sandbox_id), params=query)
+        assert answer.status_code == 200 or (answer.status_code in (400, 404) and _is_error(answer)), answer.text
 
 
 @_settings

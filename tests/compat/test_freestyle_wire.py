@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import tarfile
 import tempfile
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +18,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forkyard.compat.freestyle import routes
+from forkyard.git.automation import Outward
 from forkyard.guest.fake import FakeGuest
 from forkyard.hosts.memory import MemoryHost
 
-from ..contract.sdk_daemon import Daemon  # noqa: TID252
+from ..contract.place import Place  # noqa: TID252
+from ..contract.sdk_daemon import Daemon, running_daemon  # noqa: TID252
 from .clients import clients, places
 
 SOURCES = Path(routes.__file__).parent
@@ -172,6 +177,53 @@ def test_who_may_be_one_user_does_nothing_as_another(unreal: Daemon, api: httpx.
             assert agent.request(method, f"/v1/vms/{vm}/{path}").status_code == 403, path
         as_root = {"X-Freestyle-Vm-Linux-User-Id": "root"}
         assert agent.post(f"/v1/vms/{vm}/exec-await", json={"command": "id"}, headers=as_root).status_code == 403
+
+
+# ── imports ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_repository_is_imported_from_where_it_is(api: httpx.Client) -> None:
+    """As clients send it. Of this host, which only a daemon that is told so reads from."""
+    zipped = io.BytesIO()
+    with zipfile.ZipFile(zipped, "w") as archive:
+        archive.writestr("README", "all")
+        archive.writestr("packages/app/index.js", "app")
+    tarred = io.BytesIO()
+    with tarfile.open(fileobj=tarred, mode="w:gz") as tar:
+        info = tarfile.TarInfo("packages/app/index.js")
+        info.size = 3
+        tar.addfile(info, io.BytesIO(b"app"))
+    about = {"commitMessage": "In", "authorName": "Ada", "authorEmail": "ada@example.com", "dir": "packages/app"}
+    with running_daemon(Outward(allow_private=True)) as daemon, Place() as place:
+        place.files |= {"/a.zip": zipped.getvalue(), "/a.tgz": tarred.getvalue()}
+        with httpx.Client(
+            base_url=daemon.url, headers={"Authorization": f"Bearer {daemon.key}"}, timeout=30
+        ) as open_api:
+
+            def made(**source: object) -> httpx.Response:
+                return open_api.post("/git/v1/repo", json={"import": {**about, **source}})
+
+            first = made(type="zip", url=place.url("/a.zip")).json()["repoId"]
+            second = made(type="tar", url=place.url("/a.tgz")).json()["repoId"]
+            clone = f"http://x:{daemon.key}@127.0.0.1:{daemon.port}/git/{first}.git"
+            third = made(type="git", url=clone, dir=None).json()["repoId"]
+            for repo in (first, second, third):
+                there = open_api.get(f"/git/v1/repo/{repo}/contents/").json()
+                assert [entry["path"] for entry in there["entries"]] == ["index.js"]
+                (commit,) = open_api.get(f"/git/v1/repo/{repo}/git/commits").json()["commits"]
+                assert (commit["message"].strip(), commit["author"]["name"]) == ("In", "Ada")
+            for source, code in (
+                ({"type": "zip", "url": place.url("/nothing")}, "SOURCE_NOT_FOUND"),
+                ({"type": "tar", "url": place.url("/a.zip")}, "SOURCE_NOT_FOUND"),
+                ({"type": "tar", "url": place.url("/a.tgz"), "dir": "nowhere"}, "SOURCE_NOT_FOUND"),
+                ({"type": "git", "url": clone, "dir": "nowhere"}, "SOURCE_NOT_FOUND"),
+                ({"type": "rar", "url": place.url("/a.tgz")}, "GIT_INVALID_REQUEST"),
+                ({"type": "tar"}, "GIT_INVALID_REQUEST"),
+            ):
+                answer = made(**source)
+                assert (answer.status_code, answer.json()["code"]) == (400, code)
+        refused = api.post("/git/v1/repo", json={"import": {**about, "type": "zip", "url": place.url("/a.zip")}})
+        assert (refused.status_code, refused.json()["code"]) == (403, "FORBIDDEN")
 
 
 # ── requests in the background ───────────────────────────────────────────────────────────────────────────────────

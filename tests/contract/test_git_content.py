@@ -25,6 +25,7 @@ from forkyard import FileChange, Forkyard, Person, Repo
 from forkyard.net import errands, policy
 
 from .git_yard import GitYard
+from .place import Place
 from .sdk_daemon import Daemon
 
 NONE = "0" * 40
@@ -560,6 +561,71 @@ def test_an_archive_that_unpacks_to_more_than_the_quota_is_refused(fy: Forkyard)
     for kind in ("tar", "zip"):
         with pytest.raises(forkyard.RepoFull):
             fy.git.create_from_archive(archive(kind, {"zeros": b"\0" * 3_000_000}), format=kind, quota_mib=1)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    with Place() as place:
+        yield place
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_a_repository_begins_with_an_archive_at_an_address(
+    fy: Forkyard, yard: GitYard, place: Place, kind: Any
+) -> None:
+    place.files["/it"] = archive(kind, {"README": b"0", "src/a": b"1", "src/d/b": b"2", "srcs/c": b"3"})
+    place.elsewhere["/moved"] = "/it"
+    whole = fy.git.create(url=place.url("/moved"), format=kind, message="In", allow_private=True)
+    assert whole.read("src/d/b") == b"2"
+    assert whole.get_commit("main").message == "In\n"
+    part = fy.git.create(url=place.url("/it", "me:secret@"), format=kind, directory="src/", allow_private=True)
+    assert [entry.path for entry in part.tree("main", recursive=True).entries] == ["a", "d", "d/b"]
+    assert place.seen == [("/moved", None), ("/it", None), ("/it", "Basic bWU6c2VjcmV0")]
+    for repo in (whole, part):
+        yard.fsck({"id": repo.id})
+        repo.delete()
+    with pytest.raises(forkyard.InvalidRequest, match="nothing below 'sr'"):
+        fy.git.create(url=place.url("/it"), format=kind, directory="sr", allow_private=True)
+
+
+def test_an_address_that_has_no_archive_is_refused(fy: Forkyard, yard: GitYard, place: Place) -> None:
+    before = len(fy.git.list())
+    place.files |= {"/garbage": b"garbage", "/large": archive("tar", {"a": random.Random(1).randbytes(2_000_000)})}
+    place.elsewhere |= {"/round": "/round", "/away": "http://169.254.169.254/x", "/file": "file:///etc/passwd"}
+    for path, error, quota in (
+        ("/nothing", forkyard.RemoteFailed, None),
+        ("/garbage", forkyard.InvalidRequest, None),
+        ("/large", forkyard.RepoFull, 1),
+        ("/round", forkyard.Forbidden, None),
+        ("/file", forkyard.InvalidRequest, None),
+    ):
+        with pytest.raises(error):
+            fy.git.create(url=place.url(path), format="tar", allow_private=True, quota_mib=quota)
+    for url in (place.url("/garbage"), "http://169.254.169.254/x", "http://localhost:1/x", "http://0x7f.1/x"):
+        with pytest.raises(forkyard.Forbidden, match="allow-private"):
+            fy.git.create(url=url, format="zip")
+    for url in ("ftp://example.com/a.tar", "/etc/passwd", "git@example.com:a", "http://", "http://a b/"):
+        with pytest.raises(forkyard.InvalidRequest):
+            fy.git.create(url=url, format="tar")
+    assert len(fy.git.list()) == before
+    assert not list((yard.daemon.root / "state" / "git").glob("*.tmp"))
+
+
+def test_a_repository_begins_with_a_directory_of_another(fy: Forkyard, yard: GitYard) -> None:
+    source = fy.git.create(files={"README": "0", "src/a": "1", "src/d/b": "2", "src*/c": "3"})
+    url = source.token("read").clone_url
+    made = fy.git.create(url=url, directory="src", history=False, message="Part", allow_private=True)
+    assert [entry.path for entry in made.tree("main", recursive=True).entries] == ["a", "d", "d/b"]
+    assert [one.message for one in made.commits(limit=None)] == ["Part\n"]
+    yard.fsck({"id": made.id})
+    for directory in ("README", "nothing", "sr*", ".git", "../src", ":/"):
+        with pytest.raises(forkyard.ForkyardError) as caught:
+            fy.git.create(url=url, directory=directory, history=False, allow_private=True)
+        assert 400 <= caught.value.status < 500
+    with pytest.raises(forkyard.InvalidRequest, match="history"):
+        fy.git.create(url=url, directory="src", allow_private=True)
+    for repo in (source, made):
+        repo.delete()
 
 
 def test_a_repository_begins_with_another(fy: Forkyard, yard: GitYard) -> None:

@@ -12,6 +12,7 @@ from forkyard.git.automation import Automation, Outward
 from forkyard.git.clones import Clones
 from forkyard.git.commits import Commits
 from forkyard.git.content import Content
+from forkyard.git.downloads import Downloads
 from forkyard.git.history import History
 from forkyard.git.imports import Archive, Imports
 from forkyard.git.lfs import Lfs
@@ -25,7 +26,7 @@ from forkyard.git.search import Search
 from forkyard.git.transfer import Transfer
 from forkyard.git.upkeep import Upkeep
 from forkyard.git.ways import Ways
-from forkyard.models.git import FilesSource, Permission, RepoCreate, RepoInfo, RepoToken, Visibility
+from forkyard.models.git import ArchiveSource, FilesSource, Permission, RepoCreate, RepoInfo, RepoToken, Visibility
 from forkyard.net.outside import Outside
 from forkyard.net.resolver import HostResolver
 from forkyard.store.sql import Store
@@ -76,7 +77,8 @@ class GitHosting:
             ca=outward.extra_ca_file,
         )
         control.sandboxes.clones = self.clones.making
-        self._imports = Imports(self.repositories.git, self.refs, ways)
+        downloads = Downloads(outside.resolver, allow_private=outward.allow_private, ca=outward.extra_ca_file)
+        self._imports = Imports(self.repositories.git, self.refs, ways, downloads)
         self.quota_bytes = quota_bytes
         self._upkeep: asyncio.Task[None] | None = None
 
@@ -107,6 +109,8 @@ class GitHosting:
         async def fill(path: Path) -> None:
             if isinstance(source, FilesSource):
                 await self._imports.files(path, request.default_branch, source, by)
+            elif isinstance(source, ArchiveSource):
+                await self._imports.download(path, request.default_branch, source, by, most_bytes)
             elif source is not None:
                 await self._imports.clone(path, source, by, most_bytes)
 

@@ -21,13 +21,14 @@ from urllib.parse import urlsplit
 from forkyard.control.identities import Principal
 from forkyard.errors import HostFailure, InvalidRequest, OperationTimeout, RepoFull
 from forkyard.git.commits import MAX_LINK_BYTES, apply
-from forkyard.git.names import checked_ref, checked_revision
+from forkyard.git.downloads import Downloads
+from forkyard.git.names import checked_path, checked_ref, checked_revision
 from forkyard.git.objects import EXECUTABLE, FILE, SYMLINK, Entry, PackWriter, Signature, commit_data
 from forkyard.git.process import Git
 from forkyard.git.refs import Refs, signed
 from forkyard.git.trees import TreeEdit
 from forkyard.git.ways import Ways
-from forkyard.models.git import FilesSource, GitSource, Person
+from forkyard.models.git import ArchiveSource, FilesSource, GitSource, Person
 
 MAX_MEMBERS = 200_000
 FETCH_S = 3600.0
@@ -42,13 +43,15 @@ class Archive:
     strip: int
     message: str
     author: Person | None
+    directory: str | None = None  # of what is left after `strip`
 
 
 class Imports:
-    def __init__(self, git: Git, refs: Refs, ways: Ways) -> None:
+    def __init__(self, git: Git, refs: Refs, ways: Ways, downloads: Downloads) -> None:
         self._git = git
         self._refs = refs
         self._ways = ways
+        self._downloads = downloads
 
     async def files(self, path: Path, branch: str, source: FilesSource, by: Principal) -> None:
         with tempfile.TemporaryFile(dir=path) as file:
@@ -69,14 +72,18 @@ class Imports:
             def work() -> str:
                 edit = TreeEdit(_nothing_there)
                 members = _tar_members if archive.kind == "tar" else _zip_members
+                empty = True
                 for member in members(archive.file, most_bytes):
-                    name = _stripped(member.path, archive.strip)
+                    name = _placed(member.path, archive.strip, archive.directory)
                     if name is not None:
+                        empty = False
                         if edit.entry(name) is not None:
                             edit.delete(name)  # the later one of two wins, as it does when unpacked
                         edit.put(name, member.mode, pack.add("blob", member.data), careful=False)
                     if pack.size_bytes > most_bytes:
                         raise RepoFull(f"the archive does not fit: the quota is {most_bytes} bytes")
+                if archive.directory is not None and empty:
+                    raise InvalidRequest(f"the archive has nothing below {archive.directory!r}", field="directory")
                 return _committed(edit, pack, signed(archive.author, by), archive.message)
 
             try:
@@ -97,6 +104,14 @@ class Imports:
         await self._refs.keep(path, file, pack)
         await self._git.run(path, "update-ref", f"refs/heads/{checked_ref(branch)}", sha)
 
+    async def download(self, path: Path, branch: str, source: ArchiveSource, by: Principal, most_bytes: int) -> None:
+        with tempfile.TemporaryFile(dir=path) as file:
+            await self._downloads.fetch(source.url, file, most_bytes, HOW, allow_private=source.allow_private)
+            archive = Archive(
+                file, source.format, source.strip, source.message, source.author, _directory(source.directory)
+            )
+            await self.archive(path, branch, archive, by, most_bytes)
+
     # ── from elsewhere ───────────────────────────────────────────────────────────────────────────────────────────
 
     async def clone(self, path: Path, source: GitSource, by: Principal, most_bytes: int) -> None:
@@ -114,9 +129,8 @@ class Imports:
 
     async def _flatten(self, path: Path, source: GitSource, by: Principal) -> None:
         """What was fetched, as one new commit."""
-        done = await self._git.run(path, "rev-parse", "--verify", "FETCH_HEAD^{tree}")
+        tree = await self._tree(path, _directory(source.directory))
         author = signed(source.author, by)
-        tree = done.stdout.decode().strip()
         with tempfile.TemporaryFile(dir=path) as file:
             pack = PackWriter(file)
             sha = pack.add("commit", commit_data(tree, [], author, author, source.message))
@@ -127,6 +141,16 @@ class Imports:
         # The commit that was fetched is of no use to anybody.
         await self._git.run(path, "repack", "-a", "-d", "-q", timeout_s=FETCH_S)
         await self._git.run(path, "prune", "--expire=now", timeout_s=FETCH_S)
+
+    async def _tree(self, path: Path, directory: str | None) -> str:
+        """Of what was fetched, or of a directory in it."""
+        if directory is None:
+            return (await self._git.run(path, "rev-parse", "--verify", "FETCH_HEAD^{tree}")).stdout.decode().strip()
+        args = ("ls-tree", "-d", "-z", "--full-tree", "FETCH_HEAD", "--", f":(literal){directory}")
+        found = (await self._git.run(path, *args)).stdout.split()
+        if not found:
+            raise InvalidRequest(f"the repository has no directory {directory!r}", field="directory")
+        return found[2].decode()
 
     async def copy(self, path: Path, source: Path, most_bytes: int) -> None:
         """Of a repository of this host."""
@@ -243,12 +267,21 @@ def _link(name: str, target: bytes) -> _Member:
     return _Member(name, SYMLINK, target)
 
 
-def _stripped(path: str, strip: int) -> str | None:
-    """Without its first parts; None if nothing is left. A path that leads out is refused before any is taken off."""
+def _placed(path: str, strip: int, directory: str | None) -> str | None:
+    """Without its first parts and the directory; None if nothing is left, or it is elsewhere. A path that leads out is
+    refused before any is taken off."""
     if path.startswith("/") or ".." in path.split("/"):
         raise InvalidRequest(f"the archive has an entry {path!r}, which leads out of it", path=path)
-    parts = path.split("/")[strip:]
-    return "/".join(parts) or None
+    name = "/".join(path.split("/")[strip:])
+    if directory is not None:
+        name = name.removeprefix(f"{directory}/") if name.startswith(f"{directory}/") else ""
+    return name or None
+
+
+def _directory(given: str | None) -> str | None:
+    """As git writes it; None: all of it."""
+    name = (given or "").strip("/").removeprefix("./")
+    return checked_path(name) if name not in ("", ".") else None
 
 
 def _committed(edit: TreeEdit, pack: PackWriter, author: Signature, message: str) -> str:

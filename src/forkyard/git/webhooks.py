@@ -22,7 +22,7 @@ from forkyard.net.watch import is_own
 
 MAX_REDIRECTS = 3
 MAX_RESPONSE_BYTES = 4096
-_REDIRECTS = (301, 302, 307, 308)
+REDIRECTS = (301, 302, 307, 308)
 HOW = "set allow_private if that is meant, or FORKYARD_GIT_ALLOW_PRIVATE for all"
 
 
@@ -93,25 +93,22 @@ class Sender:
     async def _follow(
         self, url: str, headers: Mapping[str, str], private: Mapping[str, str], body: bytes, allow_private: bool
     ) -> tuple[int, bytes]:
-        backend = _Checked(self._resolver, Abroad(HOW, private=allow_private))
-        origin = _origin(url)
+        backend = Checked(self._resolver, Abroad(HOW, private=allow_private))
+        origin = origin_of(url)
         for _ in range(MAX_REDIRECTS + 1):
-            given = {**headers, **(private if _origin(url) == origin else {})}
+            given = {**headers, **(private if origin_of(url) == origin else {})}
             async with (
                 httpcore.AsyncConnectionPool(ssl_context=self._context, network_backend=backend) as pool,
                 pool.stream("POST", url, headers=list(given.items()), content=body) as answer,
             ):
-                location = dict(answer.headers).get(b"location") or dict(answer.headers).get(b"Location")
-                if answer.status not in _REDIRECTS or location is None:
+                target = redirected(url, answer)
+                if target is None:
                     return answer.status, await _beginning(answer, self._max_response_bytes)
-            target = urljoin(url, location.decode("latin-1"))
-            if url.startswith("https:") and not target.startswith("https:"):
-                raise Refused("it redirects from https to something less safe; that is not followed")
             url = target
         raise Refused(f"it redirects more than {MAX_REDIRECTS} times")
 
 
-class _Checked(httpcore.AsyncNetworkBackend):
+class Checked(httpcore.AsyncNetworkBackend):
     """Connects to addresses, after a look at them."""
 
     def __init__(self, resolver: Resolver, abroad: Abroad) -> None:
@@ -139,6 +136,17 @@ class _Checked(httpcore.AsyncNetworkBackend):
         return await self._inner.connect_tcp(found[0], port, timeout, local_address, socket_options)
 
 
+def redirected(url: str, answer: httpcore.Response) -> str | None:
+    """Where it says that the answer is, if it does."""
+    location = next((value for name, value in answer.headers if name.lower() == b"location"), None)
+    if answer.status not in REDIRECTS or location is None:
+        return None
+    target = urljoin(url, location.decode("latin-1"))
+    if url.startswith("https:") and not target.startswith("https:"):
+        raise Refused("it redirects from https to something less safe; that is not followed")
+    return target
+
+
 async def _beginning(answer: httpcore.Response, most_bytes: int) -> bytes:
     kept = b""
     async for chunk in answer.aiter_stream():
@@ -148,6 +156,6 @@ async def _beginning(answer: httpcore.Response, most_bytes: int) -> bytes:
     return kept[:most_bytes]
 
 
-def _origin(url: str) -> tuple[str, str]:
+def origin_of(url: str) -> tuple[str, str]:
     parts = urlsplit(url)
     return parts.scheme, parts.netloc

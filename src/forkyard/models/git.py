@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from forkyard.models.base import Answer, Request
 
@@ -57,6 +57,24 @@ class GitSource(Request):
     )
     rev: Revision | None = Field(None, description="Branch, tag or commit. Default: everything, at the remote's HEAD.")
     history: bool = Field(True, description="False takes the files of `rev` alone, as one new commit.")
+    directory: FilePath | None = Field(None, description="Take only what is below it; only without history.")
+    allow_private: bool = Field(False, description="The address may be this host, or in a private network.")
+    message: Text = "Import"
+    author: Person | None = None
+
+    @model_validator(mode="after")
+    def _one_commit(self) -> Self:
+        if self.directory is not None and self.history:
+            raise ValueError("a directory of it has no history of its own: set history to false")
+        return self
+
+
+class ArchiveSource(Request):
+    type: Literal["archive"] = "archive"
+    url: str = Field(min_length=1, max_length=2048, description="http or https. Credentials in it are not kept.")
+    format: Literal["tar", "zip"] = Field("tar", description="A tar may be compressed.")
+    strip: int = Field(0, ge=0, le=100, description="Leave out so many leading parts of each path.")
+    directory: FilePath | None = Field(None, description="Of what is left, take only what is below it.")
     allow_private: bool = Field(False, description="The address may be this host, or in a private network.")
     message: Text = "Import"
     author: Person | None = None
@@ -68,8 +86,9 @@ class RepoCreate(Request):
     visibility: Visibility = Field("private", description="`public`: anyone who reaches the daemon may clone it.")
     default_branch: Ref = "main"
     quota_mib: int | None = Field(None, ge=1, le=2**20, description="Most it may occupy. Default: the daemon's.")
-    source: Annotated[FilesSource | GitSource, Field(discriminator="type")] | None = Field(
-        None, description="What is in it from the start. Default: nothing. (For an archive: `POST /git/repos/archive`.)"
+    source: Annotated[FilesSource | GitSource | ArchiveSource, Field(discriminator="type")] | None = Field(
+        None,
+        description="What is in it from the start. Default: nothing. (An archive of yours: `POST /git/repos/archive`.)",
     )
 
 

@@ -56,6 +56,61 @@ _LABEL = re.compile(r"([0-9]{1,5})-([a-z][a-z0-9]{19})(-[a-z0-9-]*)?", re.ASCII)
 Handler = Callable[[Request], Awaitable[Response]]
 
 
+def all_routes(
+    sandboxes: Sandboxes, snapshots: Snapshots, templates: TemplateRoutes, volumes: VolumeRoutes, secrets: SecretRoutes
+) -> list[tuple[str, str, Handler]]:
+    """Of the control plane: method, path, and who answers."""
+    one, template = "/sandboxes/{sandbox_id}", "/templates/{template_id:path}"
+    return [
+        ("POST", "/sandboxes", sandboxes.create),
+        ("POST", "/v2/sandboxes", sandboxes.create_v2),
+        ("GET", "/sandboxes", sandboxes.list_running),
+        ("GET", "/v2/sandboxes", sandboxes.listed),
+        ("GET", "/sandboxes/metrics", sandboxes.metrics_of_all),
+        ("GET", one, sandboxes.info),
+        ("DELETE", one, sandboxes.kill),
+        ("POST", f"{one}/timeout", sandboxes.set_timeout),
+        ("POST", f"{one}/refreshes", sandboxes.refresh),
+        ("POST", f"{one}/pause", sandboxes.pause),
+        ("POST", f"{one}/resume", sandboxes.resume),
+        ("POST", f"{one}/connect", sandboxes.connect),
+        ("POST", f"/v2{one}/connect", sandboxes.connect),
+        ("POST", f"{one}/fork", sandboxes.fork),
+        ("POST", f"{one}/snapshots", snapshots.create),
+        ("PUT", f"{one}/network", sandboxes.set_network),
+        ("GET", f"{one}/metrics", sandboxes.metrics),
+        ("GET", f"{one}/logs", sandboxes.logs),
+        ("GET", f"/v2{one}/logs", sandboxes.logs_v2),
+        ("GET", "/snapshots", snapshots.listed),
+        ("POST", "/v2/templates", templates.request),
+        ("POST", "/v3/templates", templates.request),
+        ("GET", "/templates", templates.listed),
+        ("GET", "/v2/templates", templates.listed),
+        ("GET", "/default-templates", templates.defaults),
+        ("GET", "/templates/aliases/{alias:path}", templates.alias),
+        ("POST", "/templates/tags", templates.tag),
+        ("DELETE", "/templates/tags", templates.untag),
+        ("GET", f"{template}/tags", templates.tags),
+        ("GET", f"{template}/files/{{hash}}", templates.files),
+        ("POST", f"/v2{template}/builds/{{build_id}}", templates.begin),
+        ("GET", f"{template}/builds/{{build_id}}/status", templates.status),
+        ("GET", f"{template}/builds/{{build_id}}/logs", templates.build_logs),
+        ("GET", template, templates.info),
+        ("PATCH", template, templates.update),
+        ("PATCH", f"/v2{template}", templates.update),
+        ("DELETE", template, templates.delete),
+        ("POST", "/volumes", volumes.create),
+        ("GET", "/volumes", volumes.listed),
+        ("GET", "/volumes/{volume_id}", volumes.info),
+        ("DELETE", "/volumes/{volume_id}", volumes.delete),
+        ("POST", "/secrets", secrets.create),
+        ("GET", "/secrets", secrets.listed),
+        ("GET", "/secrets/{secret_id}", secrets.info),
+        ("POST", "/secrets/{secret_id}", secrets.update),
+        ("DELETE", "/secrets/{secret_id}", secrets.delete),
+    ]
+
+
 class E2b:
     def __init__(
         self,
@@ -76,55 +131,7 @@ class E2b:
         sandboxes, snapshots = Sandboxes(control, builds, templates, envd.token, self._traffic), Snapshots(control)
         self._volume_files = VolumeFiles(control)
         secrets, volumes = SecretRoutes(control), VolumeRoutes(control, self._volume_files.token)
-        one, template = "/sandboxes/{sandbox_id}", "/templates/{template_id:path}"
-        table: list[tuple[str, str, Handler]] = [
-            ("POST", "/sandboxes", sandboxes.create),
-            ("POST", "/v2/sandboxes", sandboxes.create_v2),
-            ("GET", "/sandboxes", sandboxes.list_running),
-            ("GET", "/v2/sandboxes", sandboxes.listed),
-            ("GET", "/sandboxes/metrics", sandboxes.metrics_of_all),
-            ("GET", one, sandboxes.info),
-            ("DELETE", one, sandboxes.kill),
-            ("POST", f"{one}/timeout", sandboxes.set_timeout),
-            ("POST", f"{one}/refreshes", sandboxes.refresh),
-            ("POST", f"{one}/pause", sandboxes.pause),
-            ("POST", f"{one}/resume", sandboxes.resume),
-            ("POST", f"{one}/connect", sandboxes.connect),
-            ("POST", f"/v2{one}/connect", sandboxes.connect),
-            ("POST", f"{one}/fork", sandboxes.fork),
-            ("POST", f"{one}/snapshots", snapshots.create),
-            ("PUT", f"{one}/network", sandboxes.set_network),
-            ("GET", f"{one}/metrics", sandboxes.metrics),
-            ("GET", f"{one}/logs", sandboxes.logs),
-            ("GET", f"/v2{one}/logs", sandboxes.logs_v2),
-            ("GET", "/snapshots", snapshots.listed),
-            ("POST", "/v2/templates", templates.request),
-            ("POST", "/v3/templates", templates.request),
-            ("GET", "/templates", templates.listed),
-            ("GET", "/v2/templates", templates.listed),
-            ("GET", "/default-templates", templates.defaults),
-            ("GET", "/templates/aliases/{alias:path}", templates.alias),
-            ("POST", "/templates/tags", templates.tag),
-            ("DELETE", "/templates/tags", templates.untag),
-            ("GET", f"{template}/tags", templates.tags),
-            ("GET", f"{template}/files/{{hash}}", templates.files),
-            ("POST", f"/v2{template}/builds/{{build_id}}", templates.begin),
-            ("GET", f"{template}/builds/{{build_id}}/status", templates.status),
-            ("GET", f"{template}/builds/{{build_id}}/logs", templates.build_logs),
-            ("GET", template, templates.info),
-            ("PATCH", template, templates.update),
-            ("PATCH", f"/v2{template}", templates.update),
-            ("DELETE", template, templates.delete),
-            ("POST", "/volumes", volumes.create),
-            ("GET", "/volumes", volumes.listed),
-            ("GET", "/volumes/{volume_id}", volumes.info),
-            ("DELETE", "/volumes/{volume_id}", volumes.delete),
-            ("POST", "/secrets", secrets.create),
-            ("GET", "/secrets", secrets.listed),
-            ("GET", "/secrets/{secret_id}", secrets.info),
-            ("POST", "/secrets/{secret_id}", secrets.update),
-            ("DELETE", "/secrets/{secret_id}", secrets.delete),
-        ]
+        table = all_routes(sandboxes, snapshots, templates, volumes, secrets)
         self._routes = [(Route(path, handler, methods=[method]), handler) for method, path, handler in table]
 
     async def aclose(self) -> None:

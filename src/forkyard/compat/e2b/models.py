@@ -210,7 +210,7 @@ def number(given: str | None, name: str, least: int, most: int) -> int | None:
     """Of a query."""
     if given is None or given == "":
         return None
-    if not given.isascii() or not given.isdigit() or len(given) > 12 or not least <= int(given) <= most:
+    if not given.isascii() or not given.isdigit() or len(given) > 15 or not least <= int(given) <= most:
         raise Refused(400, f"{name} is a number from {least} to {most}")
     return int(given)
 

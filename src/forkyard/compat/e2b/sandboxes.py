@@ -29,7 +29,7 @@ from forkyard.store.records import Place
 DEFAULT_TIMEOUT_S = 300
 V1_TIMEOUT_S = 15
 MAX_PAGE = 100
-#: Seconds that are still a date.
+#: Seconds of some far year; what is more are milliseconds.
 FAR = 10**11
 SYNC_S = 30.0
 HTTPS_PORT = 443
@@ -185,12 +185,11 @@ class Sandboxes:
     async def metrics(self, request: Request) -> Response:
         """What was seen of it from `start` to `end`, with these seconds. Nobody is woken."""
         info = await self._living(request)
-        start, end = (models.number(request.query_params.get(name), name, 0, FAR) for name in ("start", "end"))
-        first = None if start is None else datetime.fromtimestamp(start, UTC)
-        last = None if end is None else datetime.fromtimestamp(end + 0.999999, UTC)
-        if first is not None and last is not None and first > last:
+        start, end = (_time_given(request, name) for name in ("start", "end"))
+        if start is not None and end is not None and start > end:
             raise Refused(400, "start is after end")
-        found = await self._control.history.of(info.id, first, last)
+        last = None if end is None else end + timedelta(microseconds=999_999)
+        found = await self._control.history.of(info.id, start, last)
         return JSONResponse([objects.metric(info, one) for one in found])
 
     async def metrics_of_all(self, request: Request) -> Response:
@@ -364,3 +363,11 @@ class Sandboxes:
         if info is None or info.state in ENDED or info.state is State.DELETING:
             raise Refused(404, f"sandbox '{sandbox_id[:64]}' not found")
         return info
+
+
+def _time_given(request: Request, name: str) -> datetime | None:
+    """In seconds; the oldest clients say it in milliseconds."""
+    given = models.number(request.query_params.get(name), name, 0, 1000 * FAR)
+    if given is None:
+        return None
+    return datetime.fromtimestamp(given if given <= FAR else given // 1000, UTC)

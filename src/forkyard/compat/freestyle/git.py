@@ -10,7 +10,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from forkyard.compat.freestyle.calls import ACCOUNT, Body, Call, done, ours, time_of
-from forkyard.compat.freestyle.errors import Refused, not_served
+from forkyard.compat.freestyle.errors import Refused
 from forkyard.compat.freestyle.models import Text
 from forkyard.control.pages import cursor_after
 from forkyard.errors import Conflict, InvalidRequest, RefConflict, RevisionNotFound
@@ -18,6 +18,7 @@ from forkyard.git.history import LogFilter
 from forkyard.git.hosting import GitHosting
 from forkyard.git.repositories import Repo
 from forkyard.models.git import (
+    ArchiveSource,
     BranchCreate,
     CommitCreate,
     CommitInfo,
@@ -296,7 +297,7 @@ class Git:
 # ── shapes ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _source(body: _NewRepo) -> FilesSource | GitSource | None:
+def _source(body: _NewRepo) -> FilesSource | GitSource | ArchiveSource | None:
     if body.source is not None:
         return GitSource(url=body.source.url, rev=body.source.rev or body.source.branch)
     wanted = body.imported
@@ -305,14 +306,13 @@ def _source(body: _NewRepo) -> FilesSource | GitSource | None:
     author = None
     if wanted.author_name:
         author = Person(name=wanted.author_name, email=wanted.author_email or "unknown@forkyard.invalid")
-    if wanted.dir:
-        raise not_served("a directory of what is imported (`dir`)")
+    given: dict[str, Any] = {"url": wanted.url, "directory": wanted.dir, "message": wanted.message, "author": author}
     if wanted.type == "files":
         files = [FileChange(path=path, content=content) for path, content in wanted.files.items()]
         return FilesSource(files=files, message=wanted.message, author=author)
     if wanted.type == "git":
-        return GitSource(url=wanted.url, rev=wanted.rev, history=False, message=wanted.message, author=author)
-    raise not_served(f"the import of a {wanted.type} by its address")
+        return GitSource(rev=wanted.rev, history=False, **given)
+    return ArchiveSource(format=wanted.type, **given)
 
 
 def _change(file: _File) -> FileChange:

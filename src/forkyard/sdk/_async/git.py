@@ -55,18 +55,24 @@ class AsyncGit:
         url: str | None = None,
         rev: str | None = None,
         history: bool = True,
+        format: Literal["git", "tar", "zip"] = "git",
+        directory: str | None = None,
         allow_private: bool = False,
     ) -> AsyncRepo:
         """A new repository: empty, with `files` (path to content), or with what is at `url` (http, https, git or ssh).
 
-        Of `url` everything is taken, or with `history=False` the files of `rev` alone, as one new commit. It must be
-        public, or `allow_private` be given.
+        Of `url` everything is taken, or with `history=False` the files of `rev` alone, as one new commit. With `format`
+        it is the address of an archive. Of an archive, or without history, `directory` takes what is below it alone. It
+        must be public, or `allow_private` be given.
         """
         source: dict[str, object] | None = None
         if files is not None:
             source = {"type": "files", "files": _changes(files)}
         elif url is not None:
             source = {"type": "git", "url": url, "rev": rev, "history": history, "allow_private": allow_private}
+            if format != "git":
+                source = {"type": "archive", "url": url, "format": format, "allow_private": allow_private}
+            source["directory"] = directory
         if source is not None:
             source |= {key: value for key, value in (("message", message), ("author", _person(author))) if value}
         body = {
