@@ -13,7 +13,7 @@ FAST   := tests/unit tests/contract tests/compat/test_e2b_wire.py tests/compat/t
 SLOW   := tests/integration tests/vm tests/web
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests demo up test test-fast test-vm test-compat lint format bench clean
+.PHONY: help setup setup-tests demo up test test-fast test-vm test-compat lint format bench upgrade clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -56,6 +56,11 @@ format: ## Format the code and refresh generated files
 
 bench: setup ## Measure everything SPECIFICATION.md promises, and write it there
 	@$(BIN)/forkyard bench --write SPECIFICATION.md
+
+upgrade: ## Take the newest Python packages; run the tests, and commit constraints.txt if they pass
+	@$(BIN)/pip install -q --disable-pip-version-check --upgrade --upgrade-strategy eager -e '.[dev]'
+	@head -1 constraints.txt >$(VENV)/constraints.txt && $(BIN)/pip freeze --exclude-editable >>$(VENV)/constraints.txt
+	@mv $(VENV)/constraints.txt constraints.txt && git --no-pager diff --stat constraints.txt
 
 clean: ## Remove the Python environment (images and sandboxes stay; `forkyard down --all` ends those)
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .hypothesis .pytest_cache
