@@ -84,6 +84,7 @@ class Forks:
             )
         )
         outcomes = [next(settled) if isinstance(item, SandboxRecord) else item for item in added]
+        await self._ground.store.sync()  # once for all of them
         return outcomes, forked.paused_ms
 
     async def _admitted(self, parent: SandboxRecord, new: list[NewSandbox]) -> list[SandboxRecord | ForkyardError]:
@@ -139,6 +140,7 @@ class Forks:
                 Cause.FORKED,
                 template=made.template,
                 data={"parent_id": record.parent_id, "milestones_ms": milestones},
+                durable=False,
             )
         except ForkyardError as error:  # it ended before it was recorded, or is being deleted
             await ground.destroy_quietly(machine(record))

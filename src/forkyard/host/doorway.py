@@ -111,6 +111,10 @@ class Doorway:
         """The guest's ends of all TCP connections there are in the slot."""
         return await namespace.inside(self._slot, _peer_ports)
 
+    async def quiet(self) -> bool:
+        """Whether no connection leads outside, nor did a moment ago: the kernel remembers each for seconds after its end."""
+        return await namespace.inside(self._slot, lambda: not _remembered() and not _peer_ports())
+
     @property
     def traffic(self) -> Traffic:
         return self._door.traffic if self._door is not None else Traffic()
@@ -125,6 +129,10 @@ class Doorway:
         except ForkyardError as error:
             log.debug("a connection has no known owner", slot=self._slot.name, error=error.message)
             return None
+
+
+def _remembered() -> int:
+    return int(Path("/proc/sys/net/netfilter/nf_conntrack_count").read_text())
 
 
 def _peer_ports() -> set[int]:

@@ -45,6 +45,7 @@ class Origin:
     reading: asyncio.Task[None] | None = None  # of its pages, to check them
     pristine: bool = False  # a template: nobody was talking to its agent, and its past is nobody's
     volumes: tuple[Mounted, ...] = ()  # that it was saved with
+    connected: bool = True  # it may have had connections to others; to look is the first work of a new machine's agent
 
     async def checked(self) -> None:
         """Raises `SnapshotCorrupt` if it is not what was saved."""
@@ -124,7 +125,7 @@ class Foundry:
             entry = self._owned(up.shell.entry, owner, env, watch)
             undo.pop_all()
             machine = self._machine(entry, up.shell.vm, up.guest, up.doorway)
-            if not origin.pristine:
+            if origin.connected and not origin.pristine:
                 machine.drop_old_connections()
             return machine
 
@@ -345,6 +346,7 @@ class Foundry:
     def adopted(self, entry: Entry, vm: Vm, *, awake: bool) -> Machine:
         """One that runs already. Its door is shut until the control plane says what may leave."""
         machine = Machine(entry, vm, None, self._connect, self._on_end, self.doorway(entry))
+        machine.has_old_connections = True  # perhaps: the daemon that made it may not have come to that
         machine.awake(awake)
         return machine
 

@@ -73,7 +73,8 @@ class Instants:
             paused_ms = captured.paused_ms if before.phase is Phase.RUNNING else 0.0
             files = SnapshotFiles(self.ram(before), device_state, captured.disk, layer)
             sealed = tuple(replace(one, disk=captured.volumes[one.slot]) for one in before.volumes)
-            yield Origin(before.base, files, volumes=sealed), paused_ms
+            connected = before.phase is not Phase.RUNNING or await machine.connected()
+            yield Origin(before.base, files, volumes=sealed, connected=connected), paused_ms
         finally:
             layer.unlink(missing_ok=True)
             device_state.unlink(missing_ok=True)

@@ -543,6 +543,7 @@ class LocalHost:
     def _keep(self, incarnation: Incarnation, machine: Machine) -> Created:
         self._machines[incarnation] = machine
         self._chains.look_after(machine)
+        self._pool.in_use()
         return Created(machine.entry.base, machine.entry.milestones)
 
     def _ram_of(self, incarnation: Incarnation) -> tuple[Shape, str, Path]:

@@ -38,6 +38,8 @@ class Machine:
         self._connect = connect
         self._on_end = on_end
         self._exit: VmExit | None = None
+        #: Whether it may have connections of a machine that it was restored from.
+        self.has_old_connections = False
         #: While its CPUs are stopped no agent can answer, and nobody should ask.
         self._awake = asyncio.Event()
         self._watchers = [asyncio.create_task(self._watch_end()), asyncio.create_task(self._watch_channel())]
@@ -95,7 +97,18 @@ class Machine:
 
     def drop_old_connections(self) -> None:
         """It was restored elsewhere: what was open then has no other end here. Whoever waits for it learns that soon."""
+        self.has_old_connections = True
         self._watchers.append(asyncio.create_task(self._drop_old_connections()))
+
+    async def connected(self) -> bool:
+        """Whether a copy of it, made a moment ago, may have connections whose other end is elsewhere."""
+        if self.has_old_connections:
+            return True
+        try:
+            return not await self.doorway.quiet()
+        except OSError as error:
+            log.warning("the connections of a machine are not known", vm=self.entry.vm_id, error=str(error))
+            return True
 
     async def _drop_old_connections(self) -> None:
         try:
@@ -104,6 +117,7 @@ class Machine:
                 # Asked for in this order, what was opened since is known here.
                 known = await self.doorway.guest_ports()
                 await self.guest.disconnect([name for name, port in open_.items() if port not in known])
+            self.has_old_connections = False
         except (ForkyardError, OSError) as error:
             log.warning("old connections were not dropped", vm=self.entry.vm_id, error=str(error))
 

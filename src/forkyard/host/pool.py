@@ -29,8 +29,9 @@ log = structlog.get_logger(__name__)
 
 #: So many were asked for in this time, so many are kept ready.
 WINDOW_S = 60.0
-#: Creates that wait come first: the pool is refilled when it has been quiet for so long.
-QUIET_S = 0.25
+#: Creates that wait come first, and the first commands of new machines: the pool is refilled when nothing was taken from
+#: it and nothing made of it was handed over for so long.
+QUIET_S = 0.5
 #: What a parked machine and a shell cost, for the memory budget.
 PARKED_MIB = 100
 SHELL_MIB = 24
@@ -104,7 +105,7 @@ class Pool:
         self._shells.clear()
 
     def take(self, shape: Shape) -> Machine | None:
-        self._used()
+        self.in_use()
         self._demand.setdefault(shape, deque()).append(time.monotonic())
         self._demand.move_to_end(shape)
         parked = self._parked[shape]
@@ -114,13 +115,14 @@ class Pool:
         return found
 
     def take_shell(self, base: str, shape: Shape, ram: Path) -> Shell | None:
-        self._used()
+        self.in_use()
         self._bases[base] = (shape, ram)
         self._bases.move_to_end(base)
         self._bursts[base].note()
         return self._shells[base].pop() if self._shells[base] else None
 
-    def _used(self) -> None:
+    def in_use(self) -> None:
+        """Somebody waits for a machine, or has just got one."""
         self._last_use = time.monotonic()
         self._wake.set()
 
