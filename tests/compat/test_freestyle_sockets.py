@@ -173,6 +173,25 @@ def test_a_frame_that_is_too_large_ends_the_connection_and_not_the_session(daemo
         _read_until(terminal, b"end of it")
 
 
+def test_a_terminal_is_as_small_as_the_smallest_of_its_windows(daemon: Daemon, vm: str, tidy: None) -> None:
+    with _open(daemon, vm, exec="while read line; do stty size; done", sessionId="size", cols=100, rows=40) as one:
+
+        def size(wanted: bytes) -> None:
+            deadline = time.monotonic() + DEADLINE_S
+            while True:
+                one.send(b"\n")
+                if wanted in _read_until(one, b"\r\n"):
+                    return
+                assert time.monotonic() < deadline
+
+        size(b"40 100")
+        with _open(daemon, vm, "/sessions/size", cols=80, rows=50) as two:
+            size(b"40 80")
+            two.send('{"type":"resize","cols":120,"rows":20}')
+            size(b"20 100")
+        size(b"40 100")
+
+
 # ── before a terminal is open ────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from forkyard.errors import InvalidRequest
 from forkyard.git.library import commit_at, commit_info, opened
-from forkyard.git.names import checked_path
+from forkyard.git.names import checked_path, checked_sha
 from forkyard.git.objects import EMPTY_TREE
 from forkyard.git.repositories import Repo, Repositories
 from forkyard.models import Page
@@ -41,6 +41,7 @@ class LogFilter:
     since: datetime | None = None
     until: datetime | None = None
     order: Literal["desc", "asc"] = "desc"
+    behind: str | None = None  # a commit's id: neither it nor what it rests on
 
     def args(self) -> list[str]:
         found = []
@@ -52,6 +53,8 @@ class LogFilter:
             found.append(f"--until={_stamp(self.until)}")
         if self.order == "asc":
             found.append("--reverse")
+        if self.behind is not None:
+            found.append(f"^{checked_sha(self.behind)}")
         return found
 
 
@@ -88,6 +91,12 @@ class History:
             found = found[skip : skip + limit + 1]
         more = f"{start}.{skip + limit}" if len(found) > limit else None
         return Page[CommitInfo](items=found[:limit], next_cursor=more)
+
+    async def count(self, repo: Repo, sha: str, behind: str | None = None) -> int:
+        """Commits that it rests on, itself included, less `behind` and all that rests on."""
+        without = [] if behind is None else [f"^{checked_sha(behind)}"]
+        done = await self._git.run(repo.path, "rev-list", "--count", checked_sha(sha), *without, "--")
+        return int(done.stdout)
 
     async def _log(self, repo: Repo, *args: str) -> list[CommitInfo]:
         done = await self._git.run(repo.path, "log", "-z", FORMAT, *args)

@@ -28,6 +28,12 @@ def is_sha(text: str) -> bool:
     return _SHA.fullmatch(text) is not None
 
 
+def checked_sha(text: str) -> str:
+    if not is_sha(text):
+        raise InvalidRequest(f"{text!r} is no id of a commit", field="sha")
+    return text
+
+
 def checked_ref(name: str, kind: str = "branch") -> str:
     """The part after `refs/heads/` or `refs/tags/`."""
     if (

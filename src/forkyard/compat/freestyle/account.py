@@ -32,17 +32,19 @@ class Account:
         return done({"accountId": ACCOUNT, "identityId": identity})
 
     async def logs(self, call: Call) -> Response:
-        """Of one VM, service, build, run or request in the background."""
-        size = call.number("pageSize", 100, 1, MOST)
+        """Of one VM, service, build, run or request in the background. The newest first, page by page; in each by time."""
+        size, before = call.number("pageSize", 100, 1, MOST), call.number("pageToken", 10**9)
         search, since, until = call.query("search"), _instant(call, "startTime"), _instant(call, "endTime")
         found = [
             line
             async for line in self._lines(call)
-            if (search is None or search in line["message"])
+            if (search is None or search.lower() in line["message"].lower())
             and (since is None or _time(line) >= since)
             and (until is None or _time(line) <= until)
         ]
-        return done({"logs": found[-size:], "nextPageToken": None})
+        found = found[:before]
+        left = max(len(found) - size, 0)
+        return done({"logs": found[left:], "nextPageToken": str(left) if left else None})
 
     async def _lines(self, call: Call) -> AsyncIterator[dict[str, Any]]:
         if (vm := call.query("vmId")) is not None:

@@ -47,6 +47,7 @@ from forkyard.errors import (
     StateConflict,
     Unauthenticated,
 )
+from forkyard.lifecycle import State
 
 
 class Json(JSONResponse):
@@ -103,6 +104,8 @@ _KNOWN: tuple[tuple[type[ForkyardError], int, str], ...] = (
 
 
 def refusal(error: ForkyardError) -> Refused:
+    if isinstance(error, StateConflict) and error.details.get("state") == State.PAUSING:
+        return Refused(409, "VM_IS_SUSPENDING", error.message)
     for kind, status, code in _KNOWN:
         if isinstance(error, kind):
             return Refused(status, code, error.message)

@@ -247,38 +247,39 @@ class Git:
             raise Refused(404, "COMMIT_NOT_FOUND", error.message) from error
 
     async def commits(self, call: Call) -> Response:
-        """`since` and `until` are commits: those after the one, up to the other."""
         limit, offset = call.number("limit", 50, 1, 500), call.number("offset", 0, 0, MOST_LISTED)
         order: Literal["asc", "desc"] = "asc" if call.query("order") == "asc" else "desc"
-        since, until = call.query("since"), call.query("until")
+        repo = await self.repo(call)
+        since, until = await self._selected(repo, call.query("since")), await self._selected(repo, call.query("until"))
         if (since or until) and offset:
             raise Refused(400, "OFFSET_WITH_SELECTOR", "offset does not go together with since or until")
-        repo = await self.repo(call)
         try:
-            found = await self._log(
-                repo, until or call.query("branch"), order, MOST_LISTED if since else offset + limit
-            )
+            branch = call.query("branch") or await self._hosting.repositories.default_branch(repo)
+            head = until or (await self._hosting.history.commit(repo, branch)).sha
         except RevisionNotFound as error:
             raise Refused(404, "BRANCH_NOT_FOUND", error.message) from error
-        if since is not None:
-            shas = [one.sha for one in found]
-            if since not in shas:
-                raise Refused(404, "COMMIT_NOT_IN_BRANCH", f"{since[:64]!r} is not among these commits")
-            place = shas.index(since)
-            found = found[place + 1 :] if order == "asc" else found[:place]
-        page = [commit_row(one) for one in found[offset : offset + limit]]
-        return done({"commits": page, "count": len(page), "limit": limit, "offset": offset, "order": order})
+        if since is not None and await self._hosting.history.count(repo, since, behind=head):
+            raise Refused(404, "COMMIT_NOT_IN_BRANCH", f"{since} is not among what {head} rests on")
+        # Alone and upwards it is where the list begins; else where it ends, and not part of it.
+        first = [since] if since is not None and until is None and order == "asc" else []
+        found = [await self._hosting.history.commit(repo, sha) for sha in first]
+        wanted = LogFilter(order=order, behind=since)
+        page = await self._hosting.history.log(repo, None, wanted, limit=limit + 1, cursor=f"{head}.{offset}")
+        found += page.items
+        rows = [commit_row(one) for one in found[:limit]]
+        answered = {"commits": rows, "count": len(rows), "limit": limit, "offset": offset, "order": order}
+        if not call.flag("disableTotalCount"):
+            answered["total"] = len(first) + await self._hosting.history.count(repo, head, behind=since)
+        following = found[limit].sha if len(found) > limit else None
+        return done({**answered, "selector": _selector(since, until), "next_commit": following})
 
-    async def _log(self, repo: Repo, rev: str | None, order: Literal["asc", "desc"], most: int) -> list[CommitInfo]:
-        found: list[CommitInfo] = []
-        cursor = None
-        while len(found) < most:
-            page = await self._hosting.history.log(repo, rev, LogFilter(order=order), limit=500, cursor=cursor)
-            found += page.items
-            cursor = page.next_cursor
-            if cursor is None:
-                break
-        return found
+    async def _selected(self, repo: Repo, sha: str | None) -> str | None:
+        if sha is None:
+            return None
+        try:
+            return (await self._hosting.history.commit(repo, sha)).sha
+        except RevisionNotFound as error:
+            raise Refused(404, "COMMIT_NOT_FOUND", error.message) from error
 
     async def create_commit(self, call: Call) -> Response:
         body = await call.body(_NewCommit, BAD_REQUEST)
@@ -295,6 +296,12 @@ class Git:
 
 
 # ── shapes ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _selector(since: str | None, until: str | None) -> dict[str, Any] | None:
+    if since is not None and until is not None:
+        return {"Range": {"since": since, "until": until}}
+    return {"Since": since} if since is not None else {"Until": until} if until is not None else None
 
 
 def _source(body: _NewRepo) -> FilesSource | GitSource | ArchiveSource | None:

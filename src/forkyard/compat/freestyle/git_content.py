@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any, Literal
@@ -37,7 +38,11 @@ class GitContent:
             raise Refused(404, "PATH_NOT_FOUND", error.message) from error
         row: dict[str, Any] = {"name": found.name, "path": found.path, "sha": found.sha}
         if found.entries is not None:
-            return done({"type": "dir", **row, "entries": [_entry(one) for one in found.entries]})
+            entries = found.entries
+            if call.flag("recursive"):
+                whole = await self._hosting.content.tree(repo, found.sha, recursive=True)
+                entries = [one.model_copy(update={"path": posixpath.join(path, one.path)}) for one in whole.entries]
+            return done({"type": "dir", **row, "entries": _nested(entries)})
         return done({"type": "file", **row, "size": found.size, "content": found.content})
 
     async def tarball(self, call: Call) -> Response:
@@ -220,10 +225,18 @@ def _extension(path: str) -> str | None:
     return name.rpartition(".")[2] if "." in name.lstrip(".") else None
 
 
-def _entry(entry: TreeEntry) -> dict[str, Any]:
-    kind = "dir" if entry.type == "directory" else "file"
-    row: dict[str, Any] = {"type": kind, "name": entry.name, "path": entry.path, "sha": entry.sha}
-    return row if entry.size is None else {**row, "size": entry.size}
+def _nested(entries: list[TreeEntry]) -> list[dict[str, Any]]:
+    """Directories come before what is in them, if that is there at all."""
+    top: list[dict[str, Any]] = []
+    inside: dict[str, list[dict[str, Any]]] = {}
+    for entry in entries:
+        row: dict[str, Any] = {"name": entry.name, "path": entry.path, "sha": entry.sha}
+        if entry.type == "directory":
+            row |= {"type": "dir", "entries": inside.setdefault(entry.path, [])}
+        else:
+            row |= {"type": "file", "size": entry.size or 0}
+        inside.get(posixpath.dirname(entry.path), top).append(row)
+    return top
 
 
 def _commit(info: CommitInfo) -> dict[str, Any]:

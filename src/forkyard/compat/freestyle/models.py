@@ -29,6 +29,8 @@ Clean = AfterValidator(_encodable)
 Text = Annotated[str, StringConstraints(max_length=65536), Clean]
 Name = Annotated[str, StringConstraints(max_length=128), Clean]
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
+MAX_VCPUS, MAX_MEMORY_GB = 8, 16
+LARGE = 2**31
 Power = Annotated[int, Field(ge=1), AfterValidator(_power_of_two)]
 
 
@@ -131,8 +133,8 @@ class Layer(Body):
     snapshot_id: Text | None = Field(None, alias="snapshotId")
     base_image: BaseImage | None = Field(None, alias="baseImage")
     disk_gb: int | None = Field(None, alias="rootfsSizeGb", ge=4, le=1024)
-    memory_gb: Annotated[Power, Field(le=16)] | None = Field(None, alias="memSizeGb")
-    vcpus: Annotated[Power, Field(le=8)] | None = Field(None, alias="vcpuCount")
+    memory_gb: Annotated[Power, Field(le=MAX_MEMORY_GB)] | None = Field(None, alias="memSizeGb")
+    vcpus: Annotated[Power, Field(le=MAX_VCPUS)] | None = Field(None, alias="vcpuCount")
     workdir: Text | None = None
     idle_s: Seconds | None = Field(None, alias="idleTimeoutSeconds")
     ports: list[PortWanted] | None = Field(None, max_length=64)
@@ -176,9 +178,9 @@ class SnapshotVm(Body):
 
 
 class ResizeVm(Body):
-    vcpus: Annotated[Power, Field(le=8)] | None = Field(None, alias="vcpuCount")
-    memory_gb: Annotated[Power, Field(le=16)] | None = Field(None, alias="memSizeGb")
-    disk_gb: int | None = Field(None, alias="rootfsSizeGb", ge=4, le=1024)
+    vcpus: int | None = Field(None, alias="vcpuCount", ge=-LARGE, le=LARGE)
+    memory_gb: int | None = Field(None, alias="memSizeGb", ge=-LARGE, le=LARGE)
+    disk_gb: int | None = Field(None, alias="rootfsSizeGb", ge=-LARGE, le=1024)
 
 
 class Exec(Body):

@@ -26,6 +26,7 @@ from forkyard.control.identities import Principal
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import CommandNotFound, Conflict, ForkyardError
 from forkyard.guest.base import ExecSpec, Exit, Output
+from forkyard.lifecycle import State
 from forkyard.models import ExecInfo
 
 LABEL = "freestyle pty"
@@ -43,6 +44,7 @@ class _Session:
     """Windows onto one terminal, as (cols, rows)."""
 
     windows: dict[WebSocket, tuple[int, int]] = field(default_factory=dict)
+    fitted: tuple[int, int] | None = None  # what the terminal was told last
 
     def size(self) -> tuple[int, int]:
         return min(cols for cols, _ in self.windows.values()), min(rows for _, rows in self.windows.values())
@@ -124,7 +126,7 @@ class Pty:
                     if "session" not in path:  # nobody knows of it
                         await self._signal(vm, feed.id, signal.SIGKILL)
                     return
-                await self._serve(socket, vm, feed, size)
+                await self._serve(socket, vm, feed, size, "session" not in path)
         except WebSocketDisconnect:
             return
         except ForkyardError as error:
@@ -162,9 +164,11 @@ class Pty:
             id=session_id,
         )
 
-    async def _serve(self, socket: WebSocket, vm: str, feed: Feed, size: tuple[int, int]) -> None:
+    async def _serve(self, socket: WebSocket, vm: str, feed: Feed, size: tuple[int, int], opened: bool) -> None:
         session = self._sessions.setdefault((vm, feed.id), _Session())
         session.windows[socket] = size
+        if not opened:
+            await self._fit(vm, feed.id, session)
         showing = asyncio.create_task(_show(socket, feed))
         typing = asyncio.create_task(self._type(socket, vm, feed.id, session))
         try:
@@ -178,6 +182,10 @@ class Pty:
             del session.windows[socket]
             if not session.windows:
                 self._sessions.pop((vm, feed.id), None)
+            else:
+                with contextlib.suppress(ForkyardError):  # it has ended
+                    if (await self._control.sandboxes.get(vm)).state is State.RUNNING:  # nobody is woken for it
+                        await self._fit(vm, feed.id, session)
 
     async def _type(self, socket: WebSocket, vm: str, session_id: str, session: _Session) -> None:
         """Every frame is a use of its own: an open terminal keeps no VM awake, and a key wakes it."""
@@ -193,11 +201,16 @@ class Pty:
                         await guest.write_stdin(session_id, data[start : start + _MAX_FRAME])
             elif frame.get("type") == "resize":
                 session.windows[socket] = _size(frame.get("cols"), 80), _size(frame.get("rows"), 24)
-                cols, rows = session.size()
-                async with self._control.sandboxes.use(vm) as guest:
-                    await guest.resize(session_id, rows, cols)
+                await self._fit(vm, session_id, session)
             elif frame.get("type") == "signal" and frame.get("signal") in _SIGNALS:
                 await self._signal(vm, session_id, _SIGNALS[frame["signal"]])
+
+    async def _fit(self, vm: str, session_id: str, session: _Session) -> None:
+        """To the smallest of its windows, if that has changed."""
+        async with self._control.sandboxes.use(vm) as guest:
+            if session.windows and session.size() != session.fitted:
+                session.fitted = cols, rows = session.size()
+                await guest.resize(session_id, rows, cols)
 
     async def _signal(self, vm: str, session_id: str, number: signal.Signals) -> None:
         async with self._control.sandboxes.use(vm) as guest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,6 +25,7 @@ from forkyard.lifecycle import ENDED, State
 from forkyard.models import SandboxCreate, SandboxFork, SandboxInfo, SandboxResize, SandboxUpdate
 
 BAD_REQUEST = "CREATE_VM_BAD_REQUEST"
+_ID = re.compile(r"[a-z0-9]{20}", re.ASCII)
 MOST_LISTED = 10_000
 _GONE = frozenset({State.DELETING, State.DELETED})
 
@@ -191,6 +193,8 @@ class Vms:
 
     async def living(self, call: Call) -> SandboxInfo:
         vm = call.path["vm"]
+        if _ID.fullmatch(vm) is None:
+            raise Refused(400, "INVALID_VM_ID", f"{vm[:64]!r} is no id of a VM")
         try:
             info = await self._control.sandboxes.get(vm)
         except SandboxNotFound:
@@ -287,12 +291,8 @@ class Vms:
 
     async def resize(self, call: Call) -> Response:
         body = await call.body(models.ResizeVm)
-        wanted = SandboxResize(
-            vcpus=body.vcpus,
-            memory_mib=None if body.memory_gb is None else body.memory_gb * 1024,
-            disk_gib=body.disk_gb,
-        )
         info = await self.living(call)
+        wanted = _resize(body, info)
         was_up = info.state not in (State.STOPPED, State.FAILED)
         if was_up:
             await self._control.power.stop(info.id)
@@ -302,6 +302,25 @@ class Vms:
             if was_up:
                 await self._control.power.start(info.id)
         return done()
+
+
+def _resize(body: models.ResizeVm, info: SandboxInfo) -> SandboxResize:
+    """Each thing that cannot be has a name of its own."""
+    if body.vcpus is body.memory_gb is body.disk_gb is None:
+        raise Refused(400, "RESIZE_VM_EMPTY_REQUEST", "vcpuCount, memSizeGb or rootfsSizeGb is needed")
+    for number, most, name, word in (
+        (body.vcpus, models.MAX_VCPUS, "vcpuCount", "VCPU"),
+        (body.memory_gb, models.MAX_MEMORY_GB, "memSizeGb", "MEM"),
+    ):
+        if number is not None and not 1 <= number <= most:
+            raise Refused(400, f"RESIZE_VM_{word}_OUT_OF_RANGE", f"{name} is from 1 to {most}, not {number}")
+        if number is not None and number.bit_count() != 1:
+            raise Refused(400, f"RESIZE_VM_{word}_NOT_POWER_OF_TWO", f"{name} is a power of two, not {number}")
+    if body.disk_gb is not None and body.disk_gb < info.shape.disk_gib:
+        message = f"a disk only grows: it has {info.shape.disk_gib} GB, and {body.disk_gb} are less"
+        raise Refused(400, "RESIZE_VM_ROOTFS_SHRINK_NOT_SUPPORTED", message)
+    memory_mib = None if body.memory_gb is None else body.memory_gb * 1024
+    return SandboxResize(vcpus=body.vcpus, memory_mib=memory_mib, disk_gib=body.disk_gb)
 
 
 def setup_failed(error: BuildFailed) -> Refused:
