@@ -17,6 +17,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 
 import structlog
+from starlette.types import Scope
 
 from forkyard import faults
 from forkyard.api.app import create_app
@@ -35,6 +36,7 @@ from forkyard.errors import Conflict, ForkyardError, HostFailure
 from forkyard.gateway import ssh, tls
 from forkyard.gateway.preview import Gateway
 from forkyard.gateway.server import Server, configured, raise_file_limit
+from forkyard.gateway.shortcut import Client, Shortcut
 from forkyard.git.automation import Outward
 from forkyard.git.deliveries import Patience
 from forkyard.git.hosting import GitHosting
@@ -147,7 +149,11 @@ async def serve(settings: Settings) -> None:
             control.domains.nameservers = settings.nameservers
             freestyle = Freestyle(gateway, control, hosting, builds, runs, schedules, api_hosts=names)
             front = E2b(freestyle, control, builds, api_hosts=names)
-            server = Server(configured(front, grace_s=GRACE_S))
+
+            def shortcut(scope: Scope, client: Client) -> bool:
+                return not (front.wants(scope) or freestyle.wants(scope)) and gateway.shortcut(scope, client)
+
+            server = Server(configured(front, grace_s=GRACE_S, shortcut=shortcut))
             tasks = [
                 asyncio.create_task(_stop_when_asked(control, server)),
                 asyncio.create_task(_prepare_default_shape(control)),
@@ -155,7 +161,7 @@ async def serve(settings: Settings) -> None:
             host, port = plain[0].getsockname()[:2]
             log.info("serving", url=f"http://{host}:{port}", socket=str(settings.api_socket), accel=control.host.accel)
             try:
-                async with _serving_tls(settings, control, front, secure):
+                async with _serving_tls(settings, control, front, shortcut, secure):
                     await server.serve(sockets=plain)
             finally:
                 gateway.close()
@@ -175,12 +181,12 @@ def _address(settings: Settings, port: int, tls_port: int | None = None) -> Addr
 
 @contextlib.asynccontextmanager
 async def _serving_tls(
-    settings: Settings, control: ControlPlane, front: E2b, sockets: list[socket.socket]
+    settings: Settings, control: ControlPlane, front: E2b, shortcut: Shortcut, sockets: list[socket.socket]
 ) -> AsyncIterator[None]:
     if not sockets:
         yield
         return
-    config = configured(front, grace_s=GRACE_S)
+    config = configured(front, grace_s=GRACE_S, shortcut=shortcut)
     config.load()
     await control.domains.refresh()  # a handshake cannot wait for it
     config.ssl = await asyncio.to_thread(_tls_context, settings, control)

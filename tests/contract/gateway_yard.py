@@ -68,7 +68,7 @@ class Yard:
 @contextlib.asynccontextmanager
 async def running_yard(world: World) -> AsyncIterator[Yard]:
     gateway = Gateway(world.app, world.control)
-    config = configured(gateway, grace_s=1)
+    config = configured(gateway, grace_s=1, shortcut=gateway.shortcut)
     config.host, config.port = "127.0.0.1", 0
     server = Server(config, signals=False)
     serving = asyncio.create_task(server.serve())

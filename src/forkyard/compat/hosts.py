@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 
 #: Our own API, whoever asks.
 OWN = "/api/"
 
 
+@functools.lru_cache(4096)
 def host_name(header: str) -> str:
     """The name in a Host header: lower case, without port, brackets and the dot of the root."""
     name = header.strip().lower()

@@ -21,15 +21,21 @@ class Activity:
 
     @contextmanager
     def using(self, sandbox_id: str) -> Iterator[None]:
-        self._uses[sandbox_id] = self._uses.get(sandbox_id, 0) + 1
-        self.touch(sandbox_id)
+        self.begin(sandbox_id)
         try:
             yield
         finally:
-            self.touch(sandbox_id)
-            self._uses[sandbox_id] -= 1
-            if not self._uses[sandbox_id]:
-                del self._uses[sandbox_id]
+            self.end(sandbox_id)
+
+    def begin(self, sandbox_id: str) -> None:
+        self._uses[sandbox_id] = self._uses.get(sandbox_id, 0) + 1
+        self.touch(sandbox_id)
+
+    def end(self, sandbox_id: str) -> None:
+        self.touch(sandbox_id)
+        left = self._uses.pop(sandbox_id) - 1
+        if left:
+            self._uses[sandbox_id] = left
 
     def touch(self, sandbox_id: str) -> None:
         self._last[sandbox_id] = self.clock()

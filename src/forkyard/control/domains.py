@@ -90,8 +90,16 @@ class Domains:
 
     async def find(self, domain: str) -> DomainRecord | None:
         """Costs no query unless something was committed since the last."""
-        if self._news is not self._ground.store.news:
+        if not self.fresh:
             await self.refresh()
+        return self.known(domain)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether `known` says what is."""
+        return self._news is self._ground.store.news
+
+    def known(self, domain: str) -> DomainRecord | None:
         return self._known.get(domain)
 
     async def refresh(self) -> None:

@@ -97,10 +97,17 @@ class Previews:
 
     # ── for the gateway ──────────────────────────────────────────────────────────────────────────────────────────
 
-    async def record(self, sandbox_id: str) -> SandboxRecord:
+    def known(self, sandbox_id: str) -> SandboxRecord | None:
         """Exact: every change of a record is a commit, and after a commit nothing is remembered."""
         self._forget_the_outdated()
-        found = self._records.get(sandbox_id)
+        return self._records.get(sandbox_id)
+
+    def known_token(self, sandbox_id: str, port: int) -> str | None:
+        self._forget_the_outdated()
+        return self._tokens.get((sandbox_id, port))
+
+    async def record(self, sandbox_id: str) -> SandboxRecord:
+        found = self.known(sandbox_id)
         if found is None:
             news = self._news
             found = await self._ground.record(sandbox_id)
@@ -109,8 +116,7 @@ class Previews:
         return found
 
     async def token(self, sandbox_id: str, port: int) -> str | None:
-        self._forget_the_outdated()
-        found = self._tokens.get((sandbox_id, port))
+        found = self.known_token(sandbox_id, port)
         if found is None:
             news = self._news
             found = await self._ground.store.preview_token(sandbox_id, port)
@@ -146,6 +152,13 @@ class Previews:
 
     def using(self, sandbox_id: str) -> AbstractContextManager[None]:
         return self._ground.activity.using(sandbox_id)
+
+    def begin(self, sandbox_id: str) -> None:
+        """`using`, for those who cannot wait: until `end`."""
+        self._ground.activity.begin(sandbox_id)
+
+    def end(self, sandbox_id: str) -> None:
+        self._ground.activity.end(sandbox_id)
 
     def passed(self, sandbox_id: str, *, bytes_in: int = 0, bytes_out: int = 0) -> None:
         """Something flows: it is counted, and a sign of life."""

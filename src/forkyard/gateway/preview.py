@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection
+from collections.abc import Awaitable, Collection
+from typing import cast
 from urllib.parse import urlsplit
 
 import structlog
@@ -34,10 +35,12 @@ from forkyard.errors import (
 from forkyard.gateway import access, names, pages
 from forkyard.gateway.headers import Visit
 from forkyard.gateway.names import Malformed, Target
-from forkyard.gateway.proxy import Proxy
+from forkyard.gateway.proxy import Asked, Proxy
+from forkyard.gateway.shortcut import Client
 from forkyard.gateway.sockets import SocketRelay
 from forkyard.gateway.upstream import Headers
 from forkyard.lifecycle import State
+from forkyard.store.records import SandboxRecord
 
 log = structlog.get_logger(__name__)
 
@@ -52,7 +55,7 @@ class Gateway:
         self._app = app
         self._control = control
         self._previews = control.previews
-        self._proxy = Proxy(control.previews)
+        self._proxy = Proxy(control.previews, answered=self._answered_in, taking_over=self._taking_over)
         self._sockets = SocketRelay(control.previews)
         outcomes = control.metrics.previews
         self._answered, self._refused, self._failed = map(outcomes.labels, ("answered", "refused", "failed"))
@@ -68,30 +71,70 @@ class Gateway:
             return
         answering = _Answering(scope, send)
         visit: Visit | None = None
-        began = time.perf_counter()
         try:
-            visit = await self._visit(scope)
+            if self._may_be_mapped(scope) and not self._control.domains.fresh:
+                await self._control.domains.refresh()
+            visit = self._visit(scope)
             if visit is None:
                 _check_origin(scope, self._domain)
             else:
                 self._proxy.enter(visit.target.sandbox_id)
-                try:
-                    await self._serve(visit, scope, receive, answering)
-                finally:
-                    self._proxy.leave(visit.target.sandbox_id)
-                self._answered.inc()
-                if answering.begun_at is not None:
-                    self._seconds.observe(answering.begun_at - began)
-        except ForkyardError as error:
-            (self._failed if error.status >= 500 else self._refused).inc()
-            await answering.fail(error)
-        except Exception:
-            log.exception("unexpected error in the gateway")
-            self._failed.inc()
-            await answering.fail(InternalError())
+                await self._entered(visit, answering, self._serve(visit, scope, receive, answering))
+        except Exception as error:
+            await self._told(answering, error)
         else:
             if visit is None:
                 await self._app(scope, receive, send)
+
+    def shortcut(self, scope: Scope, client: Client) -> bool:
+        """The same, for a request of which everything is known: nothing is looked up, nobody is woken, nothing is
+        explained. What is not that plain goes the long way."""
+        try:
+            visit = self._visit(scope)
+            if visit is None or not (visit.shared_domain or self._control.domains.fresh):
+                return False
+            record = self._previews.known(visit.target.sandbox_id)
+            if record is None or record.state is not State.RUNNING or not self._control.ready.is_set():
+                return False
+            if not visit.path or access.split_link(visit.query)[0] is not None:
+                return False
+            if _asks_for_token(record, visit.target.port):
+                token = self._previews.known_token(visit.target.sandbox_id, visit.target.port)
+                if token is None or not access.has_token(visit, token):
+                    return False
+            return self._proxy.pass_on(visit, record, client)
+        except ForkyardError:
+            return False
+
+    def _taking_over(self, asked: Asked) -> ASGIApp:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            answering, visit = _Answering(scope, send), asked.visit
+            try:
+                await self._entered(visit, answering, self._proxy.serve(visit, receive, answering.send, asked))
+            except Exception as error:
+                await self._told(answering, error)
+
+        return app
+
+    async def _entered(self, visit: Visit, answering: _Answering, serving: Awaitable[None]) -> None:
+        try:
+            await serving
+        finally:
+            self._proxy.leave(visit.target.sandbox_id)
+        self._answered.inc()
+        if answering.begun_at is not None:
+            self._seconds.observe(answering.begun_at - answering.began)
+
+    def _answered_in(self, seconds: float) -> None:
+        self._answered.inc()
+        self._seconds.observe(seconds)
+
+    async def _told(self, answering: _Answering, error: Exception) -> None:
+        if not isinstance(error, ForkyardError):
+            log.error("unexpected error in the gateway", exc_info=error)
+            error = InternalError()
+        (self._failed if error.status >= 500 else self._refused).inc()
+        await answering.fail(error)
 
     # ── whose request it is ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -99,25 +142,31 @@ class Gateway:
     def _domain(self) -> str:
         return self._previews.address.domain
 
-    async def _visit(self, scope: Scope) -> Visit | None:
+    def _may_be_mapped(self, scope: Scope) -> bool:
+        name = names.host_name(_host(scope).decode("latin-1"))
+        return names.of_host(name, self._domain) is None and not self._is_api(name, scope)
+
+    def _is_api(self, name: str, scope: Scope) -> bool:
+        return names.is_local(name) or name in self._api_hosts or _is_unix(scope)
+
+    def _visit(self, scope: Scope) -> Visit | None:
         headers: Headers = scope["headers"]
-        hosts = [value for name, value in headers if name == b"host"]
-        host = hosts[0] if hosts else b""
+        host = _host(scope)
         name = names.host_name(host.decode("latin-1"))
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
         path, prefix, shared = raw_path, b"", True
         found: Target | Malformed | None = names.of_host(name, self._domain)
-        if found is None and (names.is_local(name) or name in self._api_hosts or _is_unix(scope)):
+        if found is None and self._is_api(name, scope):
             by_path = names.of_path(raw_path)
             if not isinstance(by_path, names.PathTarget):
                 found = by_path
             else:
                 found, prefix, path = by_path.target, by_path.prefix, by_path.rest
         elif found is None:
-            found, shared = await self._mapped(name), False
+            found, shared = self._mapped(name), False
         if found is None:
             return None
-        if len(hosts) > 1:
+        if sum(name == b"host" for name, _ in headers) > 1:
             raise InvalidRequest("a request has one Host header, not several")
         if isinstance(found, Malformed):
             raise InvalidRequest(found.why)
@@ -137,9 +186,9 @@ class Gateway:
             shared_domain=shared,
         )
 
-    async def _mapped(self, name: str) -> Target:
+    def _mapped(self, name: str) -> Target:
         """The target of a user's domain. Anything else is a name that somebody pointed at us."""
-        record = await self._control.domains.find(name)
+        record = self._control.domains.known(name)
         if record is None or record.sandbox_id is None or record.port is None:
             raise DomainNotFound(
                 f"no sandbox is mapped to the name {name[:253]!r}, and this daemon has another; if the domain is yours: "
@@ -179,14 +228,8 @@ class Gateway:
 
     async def _admitted(self, visit: Visit) -> bool:
         target = visit.target
-        record = await self._previews.record(target.sandbox_id)
-        match record.network.access(target.port):
-            case "public":
-                return True
-            case "off":
-                raise Forbidden(
-                    f"port {target.port} of this sandbox is not open to the outside; its network policy says `off`"
-                )
+        if not _asks_for_token(await self._previews.record(target.sandbox_id), target.port):
+            return True
         token = await self._previews.token(target.sandbox_id, target.port)
         return token is not None and access.has_token(visit, token)
 
@@ -237,6 +280,7 @@ class _Answering:
     """One answer, whoever gives it."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
+        self.began = time.perf_counter()
         self._send = send
         self._websocket = scope["type"] == "websocket"
         self._head_only = scope.get("method") == "HEAD"
@@ -268,6 +312,24 @@ class _Answering:
         kind = "websocket.http.response" if self._websocket else "http.response"
         await self.send({"type": f"{kind}.start", "status": status, "headers": headers})
         await self.send({"type": f"{kind}.body", "body": b"" if self._head_only else body})
+
+
+def _host(scope: Scope) -> bytes:
+    """As the client said it."""
+    for name, value in scope["headers"]:
+        if name == b"host":
+            return cast(bytes, value)
+    return b""
+
+
+def _asks_for_token(record: SandboxRecord, port: int) -> bool:
+    match record.network.access(port):
+        case "public":
+            return False
+        case "off":
+            raise Forbidden(f"port {port} of this sandbox is not open to the outside; its network policy says `off`")
+        case _:
+            return True
 
 
 def _check_origin(scope: Scope, domain: str) -> None:

@@ -3,6 +3,9 @@
 A request keeps its sandbox awake until the answer begins; from then on every piece that flows is a sign of life, so an
 event stream that is only open lets it sleep. Connections to the guest are used again. What must not happen twice is
 sent on a new one, since an old one may be gone without our knowing.
+
+A request without a body that finds its sandbox awake and a connection idle needs no task while it waits for the server
+(`pass_on`): most answers come in one piece, and are sent on as they are read. The others are taken over by a task.
 """
 
 from __future__ import annotations
@@ -10,18 +13,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Hashable
+import time
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
-from starlette.types import Receive, Send
+import structlog
+from starlette.types import ASGIApp, Receive, Send
 
 from forkyard.control.previews import Previews
 from forkyard.errors import BadAnswer, NoCapacity, PortClosed
 from forkyard.gateway.headers import Visit, for_client, for_guest
+from forkyard.gateway.shortcut import Client
 from forkyard.gateway.upstream import Connection, Hangup, Head, Pool
 from forkyard.store.records import SandboxRecord
+
+log = structlog.get_logger(__name__)
 
 #: While a dev server starts, its port is tried for this long before "nothing listens" is said.
 LISTEN_WAIT_S = 2.0
@@ -34,6 +43,16 @@ LOOK_AFTER_S = 0.5
 MAX_EXCHANGES = 4096  # at once, WebSockets included, of one sandbox
 
 _IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
+#: In the heads of requests that are more than their head.
+_MORE_FOLLOWS = frozenset({b"content-length", b"transfer-encoding", b"expect", b"upgrade"})
+
+
+class Asked(NamedTuple):
+    """A server that was sent the whole request, and on which machine it is."""
+
+    visit: Visit
+    machine: Hashable
+    connection: Connection
 
 
 @dataclass
@@ -46,8 +65,14 @@ class Exchange:
 
 
 class Proxy:
-    def __init__(self, previews: Previews) -> None:
+    def __init__(
+        self, previews: Previews, *, answered: Callable[[float], None], taking_over: Callable[[Asked], ASGIApp]
+    ) -> None:
+        """`answered`: told how many seconds an answer took that needed no task. `taking_over`: for those that do, who
+        `serve`s them, and then `leave`s."""
         self._previews = previews
+        self._answered_in = answered
+        self._taking_over = taking_over
         self._pool = Pool()
         self._open: dict[str, int] = {}
 
@@ -66,9 +91,59 @@ class Proxy:
         if number:
             self._open[sandbox_id] = number
 
-    async def serve(self, visit: Visit, receive: Receive, send: Send) -> None:
+    def pass_on(self, visit: Visit, record: SandboxRecord, client: Client) -> bool:
+        """At once, if there is an idle connection to this machine, which runs. Then `answered` or `taking_over` follows,
+        unless the client goes away."""
+        if visit.method not in _IDEMPOTENT or any(name in _MORE_FOLLOWS for name, _ in visit.headers):
+            return False
+        machine = _machine(record)
+        connection = self._pool.take(record.id, machine, visit.target.port)
+        if connection is None:
+            return False
+        self.enter(record.id)
+        self._previews.begin(record.id)
+        asked, began = Asked(visit, machine, connection), time.perf_counter()
+        client.gone = partial(self._left, asked)
+        heard = partial(self._heard, asked, client, began)
+        connection.start(_request(visit), head_only=visit.method == "HEAD", timeout_s=ANSWER_S, heard=heard)
+        return True
+
+    def _heard(self, asked: Asked, client: Client, began: float) -> None:
+        sandbox_id = asked.visit.target.sandbox_id
+        try:
+            answered = self._sent_on(asked, client)
+        except Exception:
+            log.exception("unexpected error in the gateway")
+            answered = False
+        self._previews.end(sandbox_id)
+        if answered:
+            asked.connection.taken()
+            self._put_back(asked)
+            self.leave(sandbox_id)
+            self._answered_in(time.perf_counter() - began)
+        else:
+            client.go_on(self._taking_over(asked))
+
+    def _sent_on(self, asked: Asked, client: Client) -> bool:
+        whole = asked.connection.whole()
+        if whole is None:
+            return False
+        head, body = whole
+        return client.answer(head.status, for_client(asked.visit, head.status, head.headers), body)
+
+    def _left(self, asked: Asked) -> None:
+        """The client, before it was answered."""
+        asked.connection.forget()
+        self._count(asked.visit.target.sandbox_id, asked.connection)
+        asked.connection.close()
+        self._previews.end(asked.visit.target.sandbox_id)
+        self.leave(asked.visit.target.sandbox_id)
+
+    async def serve(self, visit: Visit, receive: Receive, send: Send, asked: Asked | None = None) -> None:
         """Raises what can be told to the client, as long as the answer has not begun."""
         exchange = Exchange(visit, Upload(visit, receive))
+        if asked is not None:
+            exchange.machine, exchange.connection = asked.machine, asked.connection
         with Departure(exchange.upload):
             try:
                 with self._previews.using(visit.target.sandbox_id):
@@ -78,14 +153,17 @@ class Proxy:
                 self._end(exchange)
 
     async def _answered(self, exchange: Exchange) -> Head:
-        visit, upload = exchange.visit, exchange.upload
+        visit, upload, asked = exchange.visit, exchange.upload, exchange.connection
+        if asked is not None:
+            with contextlib.suppress(Hangup):  # it was closed before it heard us
+                return await asked.head()
         record = await self._previews.awake(visit.target.sandbox_id)
-        exchange.machine = (record.incarnation, record.updated_at)
+        exchange.machine = machine = _machine(record)
         request = _request(visit, upload) + await upload.first()
-        if visit.method in _IDEMPOTENT and upload.finished:
-            exchange.connection = self._pool.take(record.id, exchange.machine, visit.target.port)
+        if visit.method in _IDEMPOTENT and upload.finished and asked is None:
+            exchange.connection = self._pool.take(record.id, machine, visit.target.port)
             if exchange.connection is not None:
-                with contextlib.suppress(Hangup):  # it was closed before it heard us
+                with contextlib.suppress(Hangup):
                     return await self._asked(exchange, exchange.connection, request)
         sock = await listening(self._previews, record, visit.target.port)
         _, connection = await asyncio.get_running_loop().create_connection(Connection, sock=sock)
@@ -98,26 +176,31 @@ class Proxy:
             ) from None
 
     async def _asked(self, exchange: Exchange, connection: Connection, request: bytes) -> Head:
-        connection.start(request, head_only=exchange.visit.method == "HEAD")
+        connection.start(request, head_only=exchange.visit.method == "HEAD", timeout_s=ANSWER_S)
         if not exchange.upload.finished:
             exchange.pump = asyncio.create_task(self._pump(exchange, connection))
-        return await connection.head(ANSWER_S)
+        return await connection.head()
 
     def _end(self, exchange: Exchange) -> None:
         if exchange.pump is not None:
             exchange.pump.cancel()
         if exchange.connection is None:
             return
-        self._count(exchange, exchange.connection)
-        if exchange.upload.finished and exchange.connection.reusable:
-            target = exchange.visit.target
-            self._pool.give(target.sandbox_id, exchange.machine, target.port, exchange.connection)
+        if exchange.upload.finished:
+            self._put_back(Asked(exchange.visit, exchange.machine, exchange.connection))
         else:
+            self._count(exchange.visit.target.sandbox_id, exchange.connection)
             exchange.connection.close()
 
-    def _count(self, exchange: Exchange, connection: Connection) -> None:
+    def _put_back(self, asked: Asked) -> None:
+        """For the next one, if it can be used again."""
+        target = asked.visit.target
+        self._count(target.sandbox_id, asked.connection)
+        self._pool.give(target.sandbox_id, asked.machine, target.port, asked.connection)
+
+    def _count(self, sandbox_id: str, connection: Connection) -> None:
         bytes_in, bytes_out = connection.moved()
-        self._previews.passed(exchange.visit.target.sandbox_id, bytes_in=bytes_in, bytes_out=bytes_out)
+        self._previews.passed(sandbox_id, bytes_in=bytes_in, bytes_out=bytes_out)
 
     async def _pump(self, exchange: Exchange, connection: Connection) -> None:
         upload = exchange.upload
@@ -125,7 +208,7 @@ class Proxy:
             while not upload.finished:
                 piece = await upload.next()
                 await connection.send(piece)
-                self._count(exchange, connection)
+                self._count(exchange.visit.target.sandbox_id, connection)
         except ClientGone:
             connection.close()  # half a body must not look whole
         except Hangup:
@@ -143,7 +226,7 @@ class Proxy:
             except (Hangup, BadAnswer):
                 return  # cut off: the client must not take half of it for the whole
             if more:
-                self._count(exchange, connection)
+                self._count(visit.target.sandbox_id, connection)
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
 
@@ -233,10 +316,16 @@ class Departure:
             self._task.cancel()
 
 
-def _request(visit: Visit, upload: Upload) -> bytes:
+def _machine(record: SandboxRecord) -> Hashable:
+    return record.incarnation, record.updated_at
+
+
+def _request(visit: Visit, upload: Upload | None = None) -> bytes:
     lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (visit.method.encode(), visit.request_target, visit.host)]
     lines += [b"%b: %b\r\n" % header for header in for_guest(visit)]
-    if upload.chunked:
+    if upload is None:
+        pass
+    elif upload.chunked:
         lines.append(b"transfer-encoding: chunked\r\n")
     elif upload.length is not None:
         lines.append(b"content-length: %b\r\n" % upload.length)

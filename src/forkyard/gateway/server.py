@@ -2,19 +2,29 @@
 
 A request's head must be there whole within `HEAD_S` and in `MAX_HEAD_BYTES`; a client that sends it byte by byte, or
 never, is dropped.
+
+An app may have a shortcut: a request that it can pass on at once, without waiting for anything of its own, is passed on in
+the call that read it and answered in the call that read the answer, without a task. What cannot go on like that goes on as
+a task.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import re
 import resource
+from collections.abc import Callable
 from typing import Any, cast
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import ASGIApp, Scope
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from forkyard.gateway.shortcut import Shortcut
 from forkyard.gateway.sockets import MAX_MESSAGE_BYTES
+from forkyard.gateway.upstream import Headers
 
 HEAD_S = 30.0
 MAX_HEAD_BYTES = 128 * 1024
@@ -37,6 +47,10 @@ class Gathering:
             self._loop.call_soon(self._flush)
         self._pieces.append(data)
 
+    def write_now(self, data: bytes) -> None:
+        self._flush()
+        self._transport.write(data)
+
     def close(self) -> None:
         self._flush()
         self._transport.close()
@@ -50,14 +64,63 @@ class Gathering:
         return getattr(self._transport, name)
 
 
+class Waiting:
+    """A `Client` of uvicorn."""
+
+    __slots__ = ("_cycle", "_http", "gone")
+
+    def __init__(self, http: GuardedHttp, cycle: RequestResponseCycle) -> None:
+        self._http = http
+        self._cycle = cycle
+        self.gone: Callable[[], None] | None = None
+
+    def answer(self, status: int, headers: Headers, body: bytes) -> bool:
+        cycle, transport = self._cycle, self._http.transport
+        if cycle.flow.write_paused or transport.is_closing():
+            return False
+        lines, framed = [STATUS_LINE[status]], status in (204, 304) or cycle.scope["method"] == "HEAD"
+        for name, value in headers:
+            lines.append(b"%b: %b\r\n" % (name, value))
+            if name == b"content-length" and not framed:
+                framed = value == b"%d" % len(body)
+                if not framed:
+                    return False
+        if not framed:
+            lines.append(b"transfer-encoding: chunked\r\n")
+            body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
+        if not cycle.keep_alive:
+            lines.append(b"connection: close\r\n")
+        lines.append(b"\r\n")
+        head = b"".join(lines)
+        if _HEAD.fullmatch(head) is None:
+            return False
+        cast(Gathering, transport).write_now(head + body)
+        self.gone = None
+        cycle.response_started = cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            transport.close()
+        cycle.on_response()
+        return True
+
+    def go_on(self, app: ASGIApp) -> None:
+        self.gone = None
+        self._http.start_task(self._cycle, app)
+
+
+_HEAD = re.compile(rb"HTTP/1\.1 [^\r\n]*\r\n(?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+: [\t\x20-\x7e\x80-\xff]*\r\n)*\r\n")
+
+
 class GuardedHttp(HttpToolsProtocol):
     head_s = HEAD_S
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, shortcut: Shortcut | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head_bytes = 0
         self._in_head = True
         self._head_timer: asyncio.TimerHandle | None = None
+        self._shortcut = shortcut
+        self._waiting: Waiting | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast(asyncio.Transport, Gathering(transport, self.loop)))
@@ -66,6 +129,8 @@ class GuardedHttp(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+        if self._waiting is not None and self._waiting.gone is not None:
+            self._waiting.gone()
 
     def data_received(self, data: bytes) -> None:
         # A part of the head that came together with a body is at most one read long.
@@ -76,17 +141,27 @@ class GuardedHttp(HttpToolsProtocol):
                 self.send_400_response("The head of the request is too large.")
                 return
         super().data_received(data)
+        if self._in_head and self._head_timer is None and not self.transport.is_closing():
+            self._head_timer = self.loop.call_later(self.head_s, self.transport.abort)
 
     def on_message_begin(self) -> None:
         self._in_head, self._head_bytes = True, 0
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(self.head_s, self.transport.abort)
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._stop_timer()
         super().on_headers_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if self._shortcut is not None and cycle.scope["http_version"] == "1.1":
+            self._waiting = Waiting(self, cycle)
+            if self._shortcut(cast(Scope, cycle.scope), self._waiting):
+                return
+        self.start_task(cycle, app)
+
+    def start_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        super()._start_asgi_task(cycle, app)
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
@@ -103,10 +178,10 @@ class Server(uvicorn.Server):
             self.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
 
 
-def configured(app: Any, *, grace_s: int) -> uvicorn.Config:
+def configured(app: Any, *, grace_s: int, shortcut: Shortcut | None = None) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=GuardedHttp,
+        http=cast(Any, functools.partial(GuardedHttp, shortcut=shortcut)),
         ws="websockets-sansio",
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,  # its state is most of what an idle socket would cost

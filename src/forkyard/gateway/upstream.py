@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import cast
 
@@ -48,10 +48,14 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
         self._closed = False
-        self._expiry: asyncio.TimerHandle | None = None
+        self._deadline = 0.0
+        self._too_late: Callable[[], None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._sent_bytes = 0
         self._received_bytes = 0
+        self._timeout_s = 0.0
         # Of the exchange under way:
+        self._heard: Callable[[], None] | None = None
         self._head_only = False
         self._head: Head | None = None
         self._headers: Headers = []
@@ -65,9 +69,12 @@ class Connection(asyncio.Protocol):
 
     # ── an exchange ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def start(self, request: bytes, *, head_only: bool) -> None:
-        """Send the head of a request, maybe with its body. `head_only`: the answer has no body."""
-        self._head_only = head_only
+    def start(
+        self, request: bytes, *, head_only: bool, timeout_s: float, heard: Callable[[], None] | None = None
+    ) -> None:
+        """Send the head of a request, maybe with its body. `head_only`: the answer has no body. `heard` is called once:
+        when the head of the answer is there, with what came along of its body, or it is clear that none will come."""
+        self._head_only, self._heard = head_only, heard
         self._head, self._headers, self._head_bytes, self._framed = None, [], 0, False
         self._done = self._persistent = False
         self._parser = httptools.HttpResponseParser(self)
@@ -76,6 +83,8 @@ class Connection(asyncio.Protocol):
         if self._transport is not None and not self._closed:
             self._sent_bytes += len(request)
             self._transport.write(request)
+        self._timeout_s = timeout_s
+        self._within(timeout_s, self._late)
 
     async def send(self, data: bytes) -> None:
         if self._transport is None or self._closed:
@@ -85,18 +94,17 @@ class Connection(asyncio.Protocol):
         if self._writable is not None:
             await self._writable
 
-    async def head(self, timeout_s: float) -> Head:
-        timer = self._loop.call_later(timeout_s, self._late, timeout_s)
-        try:
-            while self._head is None:
-                self._raise()
-                await self._wait()
-            return self._head
-        finally:
-            timer.cancel()
+    async def head(self) -> Head:
+        while self._head is None:
+            self._raise()
+            await self._wait()
+        return self._head
 
-    def _late(self, timeout_s: float) -> None:
-        self._fail(OperationTimeout(f"the server in the sandbox did not begin its answer in {timeout_s:.0f} s"))
+    def whole(self) -> tuple[Head, bytes] | None:
+        """The answer and its body, if it is there to its end. It stays there until it is `taken`."""
+        if self._head is None or not self._done or self._error is not None:
+            return None
+        return self._head, bytes(self._body)
 
     async def body(self) -> tuple[bytes, bool]:
         """What has come of the body, and whether more follows."""
@@ -104,15 +112,23 @@ class Connection(asyncio.Protocol):
             self._raise()
             await self._wait()
         data = bytes(self._body)
+        self.taken()
+        return data, not self._done
+
+    def taken(self) -> None:
+        """What has come of the body is somebody else's now."""
         self._body.clear()
         if self._reading_paused and self._transport is not None and not self._closed:
             self._reading_paused = False
             self._transport.resume_reading()
-        return data, not self._done
 
     @property
     def reusable(self) -> bool:
         return self._done and self._persistent and not self._closed and not self._body
+
+    def forget(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._heard = None
 
     def moved(self) -> tuple[int, int]:
         """Bytes to the guest and from it, since this was last asked."""
@@ -121,7 +137,7 @@ class Connection(asyncio.Protocol):
         return moved
 
     def close(self) -> None:
-        self._stop_expiry()
+        self._at_leisure()
         if self._transport is not None:
             self._transport.abort()
 
@@ -132,15 +148,7 @@ class Connection(asyncio.Protocol):
         return self._closed
 
     def expire_in(self, seconds: float) -> None:
-        self._expiry = self._loop.call_later(seconds, self.close)
-
-    def _stop_expiry(self) -> None:
-        if self._expiry is not None:
-            self._expiry.cancel()
-            self._expiry = None
-
-    def wake(self) -> None:
-        self._stop_expiry()
+        self._within(seconds, self.close)
 
     # ── asyncio's side ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -165,6 +173,8 @@ class Connection(asyncio.Protocol):
             if not self._done:
                 self._fail(BadAnswer(f"what the server in the sandbox sent is not HTTP ({error})"))
             self._persistent = False
+        if self._head is not None:
+            self._tell()
 
     def eof_received(self) -> None:
         self._lost()
@@ -199,6 +209,7 @@ class Connection(asyncio.Protocol):
             self._fail(BadAnswer(f"the server in the sandbox answered with the status {status}"))
             return
         self._head = Head(status, self._headers)
+        self._too_late = None
         if self._head_only or status in _NO_CONTENT:
             self._finish()
         self._notify()
@@ -219,6 +230,37 @@ class Connection(asyncio.Protocol):
             self._finish()
             self._notify()
 
+    # ── deadlines ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _within(self, seconds: float, too_late: Callable[[], None]) -> None:
+        """One at a time, and hardly any is ever reached: a timer that is set is kept for the next, and looks at the clock
+        when it goes off."""
+        self._deadline, self._too_late = self._loop.time() + seconds, too_late
+        if self._timer is not None and self._timer.when() > self._deadline:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None and not self._closed:
+            self._timer = self._loop.call_later(seconds, self._rang)
+
+    def _rang(self) -> None:
+        self._timer = None
+        left_s = self._deadline - self._loop.time()
+        if self._too_late is None:
+            return
+        if left_s > 0:
+            self._timer = self._loop.call_later(left_s, self._rang)
+        else:
+            self._too_late()
+
+    def _at_leisure(self) -> None:
+        self._too_late = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        self._fail(OperationTimeout(f"the server in the sandbox did not begin its answer in {self._timeout_s:.0f} s"))
+
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _finish(self) -> None:
@@ -230,14 +272,16 @@ class Connection(asyncio.Protocol):
         self._error = self._error or error
         self.close()
         self._notify()
+        self._tell()
 
     def _lost(self) -> None:
         self._closed = True
-        self._stop_expiry()
+        self._at_leisure()
         self.resume_writing()
         if self._head is not None and not self._framed and not self._done and self._error is None:
             self._done = True  # without a length, the end of the connection is the end of the body
         self._notify()
+        self._tell()
         if self._transport is not None:
             self._transport.close()
 
@@ -250,6 +294,11 @@ class Connection(asyncio.Protocol):
     def _notify(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def _tell(self) -> None:
+        heard, self._heard = self._heard, None
+        if heard is not None:
+            heard()
 
     async def _wait(self) -> None:
         self._waiter = self._loop.create_future()
@@ -271,7 +320,6 @@ class Pool:
         while connections:
             connection = connections.pop()
             if not connection.closed:
-                connection.wake()
                 return connection
         return None
 

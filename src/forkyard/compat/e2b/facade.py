@@ -15,6 +15,7 @@ Routing headers count only on hosts that no page of a sandbox is served from: su
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 from collections.abc import Awaitable, Callable, Collection
 
@@ -50,6 +51,7 @@ _ROOTS = re.compile(
 _UPLOAD = re.compile(r"/templates/(?P<template_id>.+)/files/(?P<hash>[^/]+)")
 _VOLUME_FILE = re.compile(r"/volumecontent/(?P<volume_id>[^/]{1,128})/(?P<what>[^/]{1,64})")
 _ROUTING = (b"host", b"e2b-sandbox-id", b"e2b-sandbox-port", b"x-access-token", b"publisher")
+_TRAFFIC = traffic.HEADER.encode()
 _SANDBOX_ID = re.compile(r"[a-z][a-z0-9]{19}", re.ASCII)
 _LABEL = re.compile(r"([0-9]{1,5})-([a-z][a-z0-9]{19})(-[a-z0-9-]*)?", re.ASCII)
 
@@ -164,28 +166,24 @@ class E2b:
 
     # ── whose request it is ──────────────────────────────────────────────────────────────────────────────────────
 
+    def wants(self, scope: Scope) -> bool:
+        """Or passes it on otherwise than it came."""
+        return self._handler(scope) is not None or any(name == _TRAFFIC for name, _ in scope["headers"])
+
     async def _passed_on(self, scope: Scope) -> Scope:
         if scope["type"] not in ("http", "websocket"):
             return scope
         headers = dict(scope["headers"])
-        if traffic.HEADER.encode() not in headers:
+        if _TRAFFIC not in headers:
             return scope
-        port = self._port_of(host_name(headers.get(b"host", b"").decode("latin-1")))
+        port = _port_of(host_name(headers.get(b"host", b"").decode("latin-1")), self._control.previews.address.domain)
         return scope if port is None else await self._traffic.exchanged(scope, *port)
-
-    def _port_of(self, name: str) -> tuple[str, int] | None:
-        """The sandbox and the port that a host is of."""
-        for suffix in (f".{self._control.previews.address.domain}", ".localhost"):
-            label = _LABEL.fullmatch(name.removesuffix(suffix)) if name.endswith(suffix) else None
-            if label is not None:
-                return label[2], int(label[1])
-        return None
 
     def _handler(self, scope: Scope) -> Handler | None:
         headers = {name: value for name, value in scope["headers"] if name in _ROUTING}
         name = host_name(headers.get(b"host", b"").decode("latin-1"))
         domain = self._control.previews.address.domain
-        if (found := self._port_of(name)) is not None:
+        if (found := _port_of(name, domain)) is not None:
             return self._to_sandbox(*found) if found[1] in (PORT, code.PORT) else None
         if not (is_local(name) or name in self._api_hosts or name in (f"api.{domain}", f"sandbox.{domain}")):
             return None
@@ -279,3 +277,13 @@ class E2b:
                 await self._control.ready.wait()
         except TimeoutError:
             raise OperationTimeout("the daemon is still starting; try again shortly") from None
+
+
+@functools.lru_cache(4096)
+def _port_of(name: str, domain: str) -> tuple[str, int] | None:
+    """The sandbox and the port that a host is of."""
+    for suffix in (f".{domain}", ".localhost"):
+        label = _LABEL.fullmatch(name.removesuffix(suffix)) if name.endswith(suffix) else None
+        if label is not None:
+            return label[2], int(label[1])
+    return None

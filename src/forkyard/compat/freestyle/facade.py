@@ -63,14 +63,14 @@ class Freestyle:
         await self._parts.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket") or not self._is_ours(scope):
+        if scope["type"] not in ("http", "websocket") or not self.wants(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await self._socket(WebSocket(scope, receive, send))
         else:
             await self._http(scope, receive, send)
 
-    def _is_ours(self, scope: Scope) -> bool:
+    def wants(self, scope: Scope) -> bool:
         headers = {name: value for name, value in scope["headers"] if name in (b"host", CLIENT_HEADER)}
         theirs = CLIENT_HEADER in headers and not scope["path"].startswith(OWN)
         if ROOTS.match(scope["path"]) is None and not theirs:
