@@ -34,6 +34,8 @@ from forkyard.net.slots import DIRECTORY, Slots, open_socket
 Say = Callable[[str], None]
 
 SOCKETS = 1000
+#: Of previews and what they are measured beside, so that a busy moment is everybody's.
+TURNS = 20
 BULK_BYTES = 256_000_000
 _PORT, _SINK_PORT, _SOCKETS_PORT = 8000, 8001, 8002
 
@@ -131,7 +133,7 @@ async def net(n: int | None, say: Say) -> dict[str, Sample]:
         yard.daemon(pool_size=0, pool_shells=0) as fy,
         await fy.sandboxes.create(idle_timeout_s=None, network=policy) as sandbox,
     ):
-        results |= await preview(sandbox, n or 200, say)
+        results |= await preview(sandbox, n or 400, say)
         results |= await bulk(sandbox, own, n or 3, say)
         results |= await names(sandbox, n or 50, say)
         results |= await sockets(fy, sandbox, say)
@@ -173,8 +175,8 @@ async def slots(n: int) -> dict[str, Sample]:
 
 async def preview(sandbox: AsyncSandbox, n: int, say: Say) -> dict[str, Sample]:
     """One request after the other on one connection: through the daemon, into the slot without it, and on the host
-    through nginx. The guest's own time is what the second takes: for what the daemon asks of it, X-Forwarded-* and all,
-    which an emulated guest takes its time to read."""
+    through nginx, in turns. The guest's own time is what the second takes: for what the daemon asks of it, X-Forwarded-*
+    and all, which an emulated guest takes its time to read. What is promised is the middle one of the turns."""
     say("net: a server in the guest, and the same on the host behind nginx")
     await _spawn(sandbox, _SERVER, str(_PORT))
     url = urlsplit(await sandbox.url(_PORT))
@@ -184,20 +186,24 @@ async def preview(sandbox: AsyncSandbox, n: int, say: Say) -> dict[str, Sample]:
         asked, port = _get(url.netloc), url.port or 80
         seen = await _seen(url.netloc, port)
         await _requests(asked, port, n // 4)  # warm
-        ours, direct, nginx, host = [], [], [], []
-        for _ in range(8):  # in turns, so that a busy moment is everybody's
-            ours += await _requests(asked, port, n // 8)
-            direct += await _requests(seen, await _into_slot(sandbox, _PORT), n // 8)
-            nginx += await _requests(asked, proxy, n // 8)
-            host += await _requests(asked, int(server), n // 8)
-    own, direct_sample, nginx_sample = Sample(ours), Sample(direct), Sample(nginx)
+        turns: list[tuple[Sample, Sample, Sample, Sample]] = []
+        each = max(2, n // TURNS)
+        for _ in range(TURNS):
+            ours = Sample(await _requests(asked, port, each))
+            direct = Sample(await _requests(seen, await _into_slot(sandbox, _PORT), each))
+            nginx = Sample(await _requests(asked, proxy, each))
+            turns.append((ours, direct, nginx, Sample(await _requests(asked, int(server), each))))
+    ours, direct, nginx, host = (
+        Sample([value for one in same for value in one.values]) for same in zip(*turns, strict=True)
+    )
+    overheads = [(ours.p50 - direct.p50) / nginx.p50 for ours, direct, nginx, _ in turns]
     return {
-        "preview_request": own,
-        "preview_guest_own": direct_sample,
+        "preview_request": ours,
+        "preview_guest_own": direct,
         "preview_guest_loopback": Sample(alone),
-        "preview_nginx": nginx_sample,
-        "preview_host_server": Sample(host),
-        "preview_overhead": Sample([(own.p50 - direct_sample.p50) / nginx_sample.p50], "× nginx"),
+        "preview_nginx": nginx,
+        "preview_host_server": host,
+        "preview_overhead": Sample(overheads, "× nginx"),
     }
 
 
