@@ -159,3 +159,59 @@ async def test_a_flood_of_requests_is_counted_and_not_listed_one_by_one(world: W
     while (await world.records.get()).kind != "tcp":
         listed += 1
     assert 400 < listed < 2000
+
+
+async def test_the_status_of_an_answer_is_told_as_long_as_it_is_clear_whose_it_is(world: World) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            asked = await reader.readuntil(b"\r\n\r\n")
+            if b"/slow" in asked:
+                for byte in b"HTTP/1.1 404 Not Found\r\n":
+                    writer.write(bytes([byte]))
+                    await writer.drain()
+                    await asyncio.sleep(0)
+                writer.write(b"Content-Length: 0\r\n\r\n")
+            elif b"/interim" in asked:
+                writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                await reader.readexactly(3)
+                writer.write(b"HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n")
+            elif b"/silent" in asked:
+                writer.close()
+                return
+            else:
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\nHTTP/1.1 500 Broken\n")
+
+    await world.serve(GOOD, 80, handle)
+    world.start(world.network(allow("good.example")))
+    await world.addresses("good.example")
+
+    async def asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: bytes, *, end: bytes) -> None:
+        writer.write(get("good.example").replace(b" / ", b" /%b " % path))
+        await asyncio.wait_for(reader.readuntil(end), 20)
+
+    reader, writer = await world.open(GOOD, 80)
+    for path, end, status in ((b"a", b"Broken\n", 200), (b"slow", b"\r\n\r\n", 404), (b"b", b"Broken\n", 200)):
+        await asked(reader, writer, path, end=end)
+        record = await world.record("http")
+        assert (record.path, record.status, record.verdict) == (f"/{path.decode()}", status, "allowed")
+    post = (
+        get("good.example").replace(b"GET / ", b"POST /interim ").replace(b"\r\n\r\n", b"\r\nContent-Length: 3\r\n\r\n")
+    )
+    writer.write(post)
+    await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+    writer.write(b"abc")
+    await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+    assert (await world.record("http")).status == 201
+    writer.write(get("good.example") * 3)  # without waiting
+    assert [(await world.record("http")).status for _ in range(3)] == [None] * 3
+    await asyncio.wait_for(reader.readexactly(3 * len(b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n") + 60), 20)
+    await asked(reader, writer, b"after", end=b"Broken\n")
+    assert (await world.record("http")).status is None
+    writer.close()
+
+    reader, writer = await world.open(GOOD, 80)
+    writer.write(get("good.example").replace(b" / ", b" /silent "))
+    assert await asyncio.wait_for(reader.read(), 20) == b""
+    writer.close()
+    record = await world.record("http")
+    assert (record.path, record.status) == ("/silent", None)

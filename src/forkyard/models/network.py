@@ -137,7 +137,10 @@ class EgressRecord(Answer):
     reason: str | None = Field(None, description="Why it was denied or failed, and how to allow it.")
     method: str | None = Field(None, description="Of an HTTP request.")
     path: str | None = Field(None, description="Of an HTTP request; never with its query.")
-    status: int | None = Field(None, description="What an HTTP request was answered with, where that is looked at.")
+    status: int | None = Field(
+        None,
+        description="What an HTTP request was answered with; null: nothing, or it was not to be told from other answers.",
+    )
 
 
 class EgressTotals(Answer):

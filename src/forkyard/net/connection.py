@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import assert_never
 
 from forkyard.guest.base import SocketOwner
@@ -37,9 +39,14 @@ _INCOMPLETE_S = 30.0
 _OWNER_GRACE_S = 0.25
 _COURTESY_S = 0.5
 _LAST_WORDS_S = 5.0
+_STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9])[ \r\n]")
 _STATUS_BYTES = len(b"HTTP/1.1 101 ")
 
 _TLS_ACCESS_DENIED = bytes((0x15, 3, 3, 0, 2, 2, 49))
+
+
+#: Of each request: which headers to replace, or why it goes no further.
+Check = Callable[[Head], Mapping[str, str]]
 
 
 class Denied(Exception):
@@ -253,7 +260,7 @@ class Connection:
                 raise Denied(f"{claimed} speaks plain HTTP only; use http://{claimed}")
             upstream = await tcp_connect(service.address, service.port)
             headers = {**service.headers, SANDBOX_HEADER: self._watch.sandbox_id}
-            await self._carry(upstream, owner, self._requests(claimed, headers, owner))
+            await self._carry(upstream, owner, self._only(claimed, headers))
             return
         if claimed is not None and self._watch.replays:
             self._name = claimed
@@ -275,7 +282,7 @@ class Connection:
             await self._intercept(owner, early)
             return
         upstream = await (early or self._watch.outside.connect(self._target, self._port))
-        await self._carry(upstream, owner, None if head is None else self._requests(head.host, {}, owner))
+        await self._carry(upstream, owner, None if head is None else self._only(head.host))
 
     async def _settle(self, name: str, by_address: Decision) -> None:
         """Find where a connection to `name` goes, or deny it. Nothing of a denied name reaches a resolver."""
@@ -306,16 +313,15 @@ class Connection:
             and interceptor.wants(network, self._name, isinstance(self._sight, Tls))
         )
 
-    def _requests(self, host: str, replaced: Mapping[str, str], owner: asyncio.Task[SocketOwner | None]) -> Requests:
+    def _only(self, host: str, replaced: Mapping[str, str] = MappingProxyType({})) -> Check:
         """Every request of a connection must be to the host of the first."""
 
         def check(head: Head) -> Mapping[str, str]:
             if head.host != host:
                 raise Denied(f"a request to {head.host} on a connection to {host}; use a connection of its own")
-            self._log(owner, Request(head.method, head.target))
             return replaced
 
-        return Requests(check)
+        return check
 
     def _log(self, owner: asyncio.Task[SocketOwner | None], request: Request) -> None:
         found = owner.result() if owner.done() and not owner.cancelled() and not owner.exception() else None
@@ -324,7 +330,7 @@ class Connection:
     # -- carrying ----------------------------------------------------------------------------------------------------
 
     async def _carry(
-        self, upstream: socket.socket, owner: asyncio.Task[SocketOwner | None], requests: Requests | None = None
+        self, upstream: socket.socket, owner: asyncio.Task[SocketOwner | None], check: Check | None = None
     ) -> None:
         relay = self._relay
         if relay is None or relay.outer is not upstream:
@@ -332,10 +338,13 @@ class Connection:
                 relay.stop()
             relay = self._relay = Relay(self._guest, upstream, self._watch.meter)
         await asyncio.wait((owner,), timeout=_OWNER_GRACE_S)
-        if requests is not None:
-            _Checked(relay, requests)
+        checked = None if check is None else _Checked(relay, check, partial(self._log, owner))
         self.reconsider()  # what was decided may have changed since
-        await relay.run()
+        try:
+            await relay.run()
+        finally:
+            if checked is not None:
+                checked.over()
 
     async def _intercept(
         self, owner: asyncio.Task[SocketOwner | None], early: asyncio.Task[socket.socket] | None
@@ -413,27 +422,61 @@ class Connection:
 
 
 class _Checked:
-    """Plain HTTP on a relay: requests are checked one by one, and a WebSocket is let through once the server agrees."""
+    """Plain HTTP on a relay: requests are checked one by one and written down with the status they are answered with, and
+    a WebSocket is let through once the server agrees.
 
-    def __init__(self, relay: Relay, requests: Requests) -> None:
-        self._relay, self._requests = relay, requests
+    Where an answer ends is not looked for: it begins with the first that comes after its request. Once a guest does not
+    wait for an answer before it asks again, that is no longer so, and no more statuses are told."""
+
+    def __init__(self, relay: Relay, check: Check, log: Callable[[Request], None]) -> None:
+        self._relay, self._check, self._log = relay, check, log
+        self._requests = Requests(self._head)
+        self._asked: tuple[Head, float] | None = None
         self._answer = b""
-        relay.up.filter = self._asked
+        self._in_step = True
+        relay.up.filter = self._upward
 
-    def _asked(self, data: memoryview) -> bytes:
+    def over(self, status: int | None = None) -> None:
+        """What was asked is answered, or never will be."""
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            head, began_s = asked
+            self._log(Request(head.method, head.target, status, duration_s=time.monotonic() - began_s))
+
+    def _head(self, head: Head) -> Mapping[str, str]:
+        replaced = self._check(head)
+        self._in_step = self._in_step and self._asked is None
+        self.over()
+        self._asked, self._answer = (head, time.monotonic()), b""
+        if not self._in_step:
+            self.over()
+        return replaced
+
+    def _upward(self, data: memoryview) -> bytes:
         passed = self._requests.feed(data)
         if self._requests.waiting:
             self._relay.up.pause()
-            self._relay.down.filter = self._answered
+        self._listen()
         return passed
 
-    def _answered(self, data: memoryview) -> memoryview:
-        self._answer += bytes(data[:_STATUS_BYTES])
-        if len(self._answer) >= _STATUS_BYTES:
-            self._relay.down.filter = None
-            waited = self._requests.upgraded(self._answer[8:13] == b" 101 ")
-            self._relay.up.write(waited)
+    def _listen(self) -> None:
+        self._relay.down.filter = self._downward if self._asked is not None or self._requests.waiting else None
+
+    def _downward(self, data: memoryview) -> memoryview:
+        self._answer += bytes(data[: _STATUS_BYTES - len(self._answer)])
+        if len(self._answer) < _STATUS_BYTES:
+            return data
+        found = _STATUS.fullmatch(self._answer)
+        status = None if found is None else int(found[1])
+        self._answer = b""
+        if self._requests.waiting:
+            self.over(status)
+            self._relay.up.write(self._requests.upgraded(status == 101))
             self._relay.up.resume()
+        elif status is None or status >= 200:
+            self._in_step = status is not None
+            self.over(status)
+        self._listen()
         return data
 
 

@@ -1,7 +1,7 @@
 """The requests of one plain HTTP connection, checked one by one. Pure; all input is a guest's.
 
 Owns: finding where each request ends, so that no second request can hide behind the first, and replacing headers. It is
-strict where a server might be lenient: what could be read in two ways is refused. Answers are not looked at.
+strict where a server might be lenient: what could be read in two ways is refused.
 """
 
 from __future__ import annotations
