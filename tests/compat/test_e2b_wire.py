@@ -263,6 +263,38 @@ def test_samples_are_of_the_time_that_was_asked_for(api: httpx.Client, sandbox: 
     assert of_all["sandboxes"].keys() == {sandbox["sandboxID"]}
 
 
+def test_logs_are_of_what_was_asked_for(
+    unreal: Daemon, unreal_api: httpx.Client, unreal_sandbox: dict[str, str]
+) -> None:
+    sandbox_id = unreal_sandbox["sandboxID"]
+    (machine,) = [one for key, one in unreal.host.world.machines.items() if key.sandbox_id == sandbox_id]
+    machine.logs = machine.logs.model_copy(update={"console": "Booting\nkernel: ready\nlogin:\n"})
+    now_ms = int(time.time() * 1000)
+
+    def lines(**query: object) -> list[str]:
+        asked = {name: str(value) for name, value in query.items()}
+        answer = unreal_api.get(f"/v2/sandboxes/{sandbox_id}/logs", params=asked)
+        assert answer.status_code == 200, answer.text
+        return [one["message"] for one in answer.json()["logs"]]
+
+    assert lines() == ["Booting", "kernel: ready", "login:"]
+    assert lines(direction="backward", limit=2) == ["login:", "kernel: ready"]
+    assert lines(search="KERNEL", level="info") == ["kernel: ready"]
+    assert lines(level="error") == lines(cursor=now_ms + 60_000) == lines(direction="backward", cursor=1) == []
+    assert len(lines(cursor=1)) == len(lines(direction="backward", cursor=now_ms + 60_000)) == 3
+    for query in ({"direction": "up"}, {"level": "loud"}, {"cursor": "now"}):
+        assert _is_error(unreal_api.get(f"/sandboxes/{sandbox_id}/logs", params=query))
+
+
+@pytest.mark.parametrize("digits", ["\u00b2", "\u0663", "0" * 5000 + "1", "1" * 5000])
+def test_digits_of_another_kind_break_nothing(envd: httpx.Client, api: httpx.Client, digits: str) -> None:
+    signed = {"path": "/etc/hostname", "signature": "v1_x", "signature_expiration": digits}
+    for headers in ({"X-Access-Token": ""}, {}):
+        assert envd.get("/files", params=signed, headers=headers).status_code < 500
+    for path in ("/snapshots", "/v2/sandboxes"):
+        assert api.get(path, params={"limit": digits}).status_code == 400
+
+
 def test_another_port_of_a_sandbox_is_not_open(envd: httpx.Client) -> None:
     answer = envd.get("/", headers={"E2b-Sandbox-Port": "3000"})
     assert answer.status_code == 502

@@ -183,4 +183,5 @@ def _lock(lock: LockRecord) -> dict[str, Any]:
 
 
 def _limit(given: Any) -> int:
-    return min(max(int(given), 1), 1000) if str(given or "").isdigit() else 100
+    text = str(given or "")
+    return min(max(int(text), 1), 1000) if text.isascii() and text.isdigit() and len(text) < 10 else 100

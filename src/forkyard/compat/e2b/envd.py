@@ -124,7 +124,9 @@ class Envd:
         if not self._signed(sandbox_id, request):
             raise Refused(401, "invalid signature")
         expires = request.query_params.get("signature_expiration", "")
-        if expires and (not expires.isdigit() or len(expires) > 15 or int(expires) < time.time()):
+        if expires and (
+            not (expires.isascii() and expires.isdigit()) or len(expires) > 15 or int(expires) < time.time()
+        ):
             raise Refused(401, "signature is already expired")
 
     # ── one request ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from forkyard.models import SandboxInfo
 _MEASURE = "head -1 /proc/stat; sleep 0.1; head -1 /proc/stat; cat /proc/meminfo; df -B1 --output=used,size / | tail -1"
 _DEADLINE_S = 20.0
 _MAX_BYTES = 65_536
+_NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,9 @@ async def measured(control: ControlPlane, info: SandboxInfo) -> Measured:
     for line in lines[2:]:
         name, colon, rest = line.partition(":")
         words = rest.split()
-        if colon and words and words[0].isdigit():
+        if colon and words and _NUMBER.fullmatch(words[0]):
             memory[name] = int(words[0]) * 1024
-    disk = [int(word) for word in (lines[-1].split() if lines else []) if word.isdigit()]
+    disk = [int(word) for word in (lines[-1].split() if lines else []) if _NUMBER.fullmatch(word)]
     used, size = disk if len(disk) == 2 else (0, info.shape.disk_gib * 2**30)
     mem_total = memory.get("MemTotal", info.shape.memory_mib * 2**20)
     return Measured(
@@ -57,7 +59,7 @@ async def measured(control: ControlPlane, info: SandboxInfo) -> Measured:
 
 def _ticks(line: str) -> tuple[int, int]:
     """Busy, and all."""
-    words = [int(word) for word in line.split()[1:] if word.isdigit()]
+    words = [int(word) for word in line.split()[1:] if _NUMBER.fullmatch(word)]
     if len(words) < 4:
         return 0, 0
     return sum(words) - words[3], sum(words)

@@ -29,6 +29,8 @@ from forkyard.store.records import Place
 DEFAULT_TIMEOUT_S = 300
 V1_TIMEOUT_S = 15
 MAX_PAGE = 100
+#: Of logs. Each includes those after it.
+LEVELS = ("debug", "info", "warn", "error")
 #: Seconds of some far year; what is more are milliseconds.
 FAR = 10**11
 SYNC_S = 30.0
@@ -213,11 +215,23 @@ class Sandboxes:
         return JSONResponse({"logs": await self._log_entries(request)})
 
     async def _log_entries(self, request: Request) -> list[dict[str, Any]]:
-        info = await self._living(request)
-        limit = models.number(request.query_params.get("limit"), "limit", 0, 10_000)
+        """Lines of the console. They have no time of their own: it is that of the start of the machine."""
+        info, query = await self._living(request), request.query_params
+        limit = models.number(query.get("limit"), "limit", 0, 10_000)
+        cursor_ms = models.number(query.get("cursor") or query.get("start"), "cursor", 0, 1000 * FAR)
+        backward, search = query.get("direction") == "backward", query.get("search", "").lower()
+        if query.get("direction", "forward") not in ("forward", "backward"):
+            raise Refused(400, "direction is forward or backward")
+        if query.get("level") and query["level"] not in LEVELS:
+            raise Refused(400, f"level is one of {', '.join(LEVELS)}")
+        begun_ms = int(info.created_at.timestamp() * 1000)
+        elsewhere = cursor_ms is not None and (begun_ms > cursor_ms if backward else begun_ms < cursor_ms)
+        if elsewhere or LEVELS.index(query.get("level") or "debug") > LEVELS.index("info"):
+            return []
         console = (await self._control.sandboxes.logs(info.id)).console.splitlines()
+        lines = [line for line in (reversed(console) if backward else console) if search in line.lower()]
         at = objects.time_of(info.created_at)
-        entries = [{"timestamp": at, "message": line, "level": "info", "fields": {}} for line in console]
+        entries = [{"timestamp": at, "message": line, "level": "info", "fields": {}} for line in lines]
         return entries[: MAX_PAGE * 10 if limit is None else limit]
 
     # ── change ───────────────────────────────────────────────────────────────────────────────────────────────────

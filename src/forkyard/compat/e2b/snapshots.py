@@ -47,19 +47,18 @@ class Snapshots:
 
     async def listed(self, request: Request) -> Response:
         query = request.query_params
-        limit = query.get("limit", str(MAX_PAGE))
-        if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:9]) <= 10_000:
-            raise Refused(400, "limit is a number from 1 to 10000")
-        name = query.get("name")
+        limit = models.number(query.get("limit"), "limit", 1, 10_000) or MAX_PAGE
+        name, sandbox_id = query.get("name"), query.get("sandboxID") or None
         if name:
             try:
-                return JSONResponse([_snapshot(await find_snapshot(self._control, name))])
+                found = await find_snapshot(self._control, name)
             except SnapshotNotFound:
                 return JSONResponse([])
+            return JSONResponse([_snapshot(found)] if sandbox_id in (None, found.sandbox_id) else [])
         page = await self._control.snapshots.list(
-            sandbox_id=query.get("sandboxID") or None,
+            sandbox_id=sandbox_id,
             automatic=False,
-            limit=min(int(limit), MAX_PAGE),
+            limit=min(limit, MAX_PAGE),
             cursor=query.get("nextToken") or None,
         )
         headers = {} if page.next_cursor is None else {"x-next-token": page.next_cursor}
