@@ -18,6 +18,8 @@ from forkyard.errors import NotFound
 from forkyard.models.builds import BuildOutput, BuildPhase
 
 MOST = 1000
+#: What is asked for by these is of one thing, and not of the account.
+OF_ONE = ("requestId", "deploymentId", "instanceId", "domain")
 
 
 class Account:
@@ -32,7 +34,8 @@ class Account:
         return done({"accountId": ACCOUNT, "identityId": identity})
 
     async def logs(self, call: Call) -> Response:
-        """Of one VM, service, build, run or request in the background. The newest first, page by page; in each by time."""
+        """Of one VM, service, build, run or request in the background, or of all VMs. The newest page comes first; in each,
+        lines are by time."""
         size, before = call.number("pageSize", 100, 1, MOST), call.number("pageToken", 10**9)
         search, since, until = call.query("search"), _instant(call, "startTime"), _instant(call, "endTime")
         found = [
@@ -56,6 +59,9 @@ class Account:
         elif (run_id := call.query("runId")) is not None:
             async for line in self._of_run(run_id):
                 yield line
+        elif not any(map(call.query, OF_ONE)) and call.query("resourceType") in (None, "vm"):
+            async for line in self._events(None):
+                yield line
 
     async def _of_vm(self, vm: str, service: str | None) -> AsyncIterator[dict[str, Any]]:
         info = await self._control.sandboxes.get(vm)
@@ -64,12 +70,19 @@ class Account:
             for line in journal.splitlines():
                 yield {**_line(info.updated_at, line, vm, "vm"), "vmService": service}
             return
-        page = await self._control.events.page(sandbox_id=vm, limit=MOST)
-        for event in page.items:
-            message = f"{event.kind}: {event.detail}" if event.detail else event.kind
-            yield _line(event.at, message, vm, "vm")
+        async for event in self._events(vm):
+            yield event
         for line in (await self._control.sandboxes.logs(vm)).console.splitlines():
             yield {**_line(info.created_at, line, vm, "vm"), "source": "console"}
+
+    async def _events(self, vm: str | None) -> AsyncIterator[dict[str, Any]]:
+        """The newest of one VM, or of all."""
+        events = self._control.events
+        after = await events.before_newest(MOST, sandbox_id=vm)
+        for event in (await events.page(sandbox_id=vm, after=after, limit=MOST)).items:
+            if event.sandbox_id is not None:
+                message = f"{event.kind}: {event.detail}" if event.detail else event.kind
+                yield _line(event.at, message, event.sandbox_id, "vm")
 
     def _build_of(self, call: Call) -> str | None:
         request_id = call.query("requestId")

@@ -60,11 +60,12 @@ class Serverless:
     async def run(self, call: Call) -> Response:
         body = await call.body(_Script)
         wanted = _wanted(body.script, body.config or _Config())
-        outcome = (await self._runs.create(wanted, key_id=call.who.id)).outcome
+        made = await self._runs.create(wanted, key_id=call.who.id)
+        outcome = made.outcome
         assert outcome is not None
         logs = [one.model_dump() for one in outcome.logs]
         if outcome.ok:
-            return done({"result": outcome.result, "logs": logs})
+            return done({"result": outcome.result, "logs": logs, "runId": made.id})
         message = outcome.error or "it failed"
         if outcome.kind == "syntax":
             raise Refused(400, "SYNTAX_ERROR", message, logs=logs)
