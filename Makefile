@@ -54,7 +54,8 @@ format: ## Format the code and refresh generated files
 	@$(BIN)/python scripts/unasync.py
 	@$(BIN)/python scripts/reference.py
 
-bench: setup ## Measure everything SPECIFICATION.md promises, and write it there
+bench: ## Measure everything SPECIFICATION.md promises, and write it there
+	@scripts/setup --bench
 	@$(BIN)/forkyard bench --write SPECIFICATION.md
 
 upgrade: ## Take the newest Python packages; run the tests, and commit constraints.txt if they pass

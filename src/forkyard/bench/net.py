@@ -290,7 +290,7 @@ def _nginx(server: int) -> Iterator[int]:
     """A plain reverse proxy in front of it, connections kept alive on both sides."""
     program = shutil.which("nginx") or "/usr/sbin/nginx"
     if not Path(program).exists():
-        raise HostFailure("previews are measured beside nginx; install it (Debian: apt install nginx-light)")
+        raise HostFailure("previews are measured beside nginx; `make bench` installs it, or: apt install nginx-light")
     port = _free_port()
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory, "nginx.conf")
