@@ -276,6 +276,37 @@ def test_a_directory_is_shown_with_all_that_is_in_it(api: httpx.Client) -> None:
     assert part["entries"][1]["entries"][0]["size"] == 2
 
 
+def test_files_are_searched_as_clients_expect(api: httpx.Client) -> None:
+    files = {
+        "src/app.ts": "a needle, a needle\nnothing\n  näh needle\n",
+        "src/deep/b.ts": "needle\n",
+        "c.md": "needle\n",
+        "d.min.ts": "needle\n",
+    }
+    made = api.post("/git/v1/repo", json={"import": {"type": "files", "files": files, "commitMessage": "In"}})
+    path = f"/git/v1/repo/{made.json()['repoId']}/search"
+
+    def found(where: str = "", **query: object) -> dict[str, Any]:
+        answer = api.get(path + where, params={name: str(value) for name, value in query.items()})
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    whole = found(query="needle", pathPattern="*.ts", excludePattern="*.min.ts")
+    assert (whole["totalFiles"], whole["totalMatches"], whole["hasMore"]) == (2, 3, False)
+    assert [file["path"] for file in whole["files"]] == ["src/app.ts", "src/deep/b.ts"]
+    matches = whole["files"][0]["matches"]
+    assert [(one["lineNumber"], one["startColumn"], one["endColumn"]) for one in matches] == [(1, 2, 8), (3, 6, 12)]
+    assert (matches[1]["contextBefore"], matches[1]["contextAfter"]) == (["a needle, a needle", "nothing"], [])
+    page = found(query="needle", maxResults=2, offset=1)
+    assert [file["path"] for file in page["files"]] == ["d.min.ts", "src/app.ts"]
+    assert (page["totalFiles"], page["totalMatches"], page["hasMore"]) == (4, 5, True)
+    assert not found(query="needle", maxResults=2, offset=2)["hasMore"]
+    (commit,) = found("/diffs", query=r"h ne+", isRegex="true", excludePattern="*.md")["commits"]
+    (line,) = commit["files"][0]["matches"]
+    assert (line["lineNumber"], line["startColumn"], line["endColumn"]) == (3, 5, 10), "in bytes"
+    assert found("/diffs", query="needle", pathPattern="*.ts", excludePattern="**/*.ts")["commits"] == []
+
+
 def test_logs_come_in_pages_from_the_newest(api: httpx.Client, vm: str) -> None:
     query = {"vmId": vm, "pageSize": "1"}
     whole = api.get("/observability/v1/logs", params={"vmId": vm}).json()["logs"]
@@ -456,13 +487,29 @@ def _harmless(answer: httpx.Response) -> None:
         assert answer.status_code < 500 or answer.json()["code"] in ("VM_SETUP_FAILED", "SERVICE_UNAVAILABLE")
 
 
-@_settings
+def _queries() -> list[str]:
+    """What is read of a query, anywhere."""
+    text = "".join(source.read_text() for source in SOURCES.glob("*.py"))
+    found = {
+        *re.findall(r'\.(?:query|number|flag)\("(\w+)"', text),
+        *re.findall(r'_(?:instant|globs)\(call, "(\w+)"', text),
+    }
+    assert found >= {"pathPattern", "excludePattern", "startTime", "limit", "isRegex", "since"}
+    return sorted(found)
+
+
+@settings(_settings, max_examples=300)
 @given(
     st.sampled_from([path for method, path in _table() if method == "GET" and "stream" not in path]),
     st.dictionaries(
-        st.sampled_from(["limit", "offset", "vmState", "search", "includeDeleted", "query", "rev", "lines", "since"]),
-        st.text(),
+        st.sampled_from(_queries()), st.text() | st.sampled_from(["\0", "0", "-1", "true", "**", "main"]), max_size=6
     ),
+    st.booleans(),
 )
-def test_no_query_breaks_it(api: httpx.Client, path: str, query: dict[str, str]) -> None:
-    _harmless(api.get(path.replace("/vms/x", f"/vms/{NOBODY}"), params=query))
+def test_no_query_breaks_it(api: httpx.Client, there: There, path: str, query: dict[str, str], searching: bool) -> None:
+    """Neither of what is there nor of what is not."""
+    asked = {**query, **({"query": "a"} if searching else {})}
+    _harmless(api.get(path.replace("/vms/x", f"/vms/{NOBODY}"), params=asked))
+    known = there.path(path)
+    if known != path:
+        _harmless(api.get(known, params=asked))

@@ -441,6 +441,19 @@ def test_files_are_searched(library: Repo) -> None:
         library.search("(.*", regex=True)
 
 
+def test_every_match_of_a_line_is_where_it_is(library: Repo) -> None:
+    library.commit("Needles", {"n.txt": "needle 0 needle\nhöllo needle needles needle\n"})
+    (file,) = library.search("needle", whole_word=True, context=1).files
+    found = [(match.line_number, match.start_column, match.end_column) for match in file.matches]
+    assert found == [(1, 1, 7), (1, 10, 16), (2, 7, 13), (2, 22, 28)]
+    assert file.matches[-1].after == [], "nothing comes after the last line"
+    (commit,) = library.search_diffs("ne+dles", regex=True).commits
+    assert [(line.start_column, line.end_column) for line in commit.lines] == [(14, 21)]
+    assert library.search_diffs("needle", exclude=["**/*.txt"]).commits == []
+    with pytest.raises(forkyard.InvalidRequest, match="NUL"):
+        library.search("needle", include=["a\0b"])
+
+
 def test_file_names_messages_and_diffs_are_searched(library: Repo) -> None:
     assert [file.path for file in library.search_files("MAIN").files] == ["app/main.py"]
     assert [file.path for file in library.search_files("*.md", glob=True).files] == ["README.md", "docs/guide.md"]

@@ -6,7 +6,9 @@ import asyncio
 import fnmatch
 import re
 import secrets
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 from forkyard.errors import HostFailure, InvalidRequest
@@ -31,6 +33,10 @@ SEARCH_S = 10.0
 MAX_OUTPUT_BYTES = 8 * 2**20
 MAX_LINE = 1000
 MAX_DIFF_LINES = 20_000
+#: Of a page of files.
+MAX_SHOWN = 10_000
+#: So much of a line is looked through for more than its first match.
+MAX_LOOKED_THROUGH = 2**16
 
 
 @dataclass(frozen=True)
@@ -74,18 +80,63 @@ class Search:
         context: int,
         limit: int,
     ) -> ContentMatches:
+        commit, hits, cut = await self._hits(repo, pattern, rev, include, exclude)
+        shown = await self._placed(repo, commit, pattern, hits[:limit])
+        cut = cut or len(hits) > limit
+        return await asyncio.to_thread(_shown, repo.path, commit, hits, shown, context, cut)
+
+    async def page_of_files(
+        self,
+        repo: Repo,
+        pattern: Pattern,
+        *,
+        rev: str | None,
+        include: list[str],
+        exclude: list[str],
+        context: int,
+        offset: int,
+        limit: int,
+    ) -> ContentMatches:
+        """So many files that match, each with its lines; of a line the first match."""
+        commit, hits, cut = await self._hits(repo, pattern, rev, include, exclude)
+        firsts: dict[tuple[str, int], _Hit] = {}
+        for hit in hits:
+            firsts.setdefault((hit.path, hit.line_number), hit)
+        hits = list(firsts.values())
+        names = list(dict.fromkeys(hit.path for hit in hits))
+        page = set(names[offset : offset + limit])
+        shown = [hit for hit in hits if hit.path in page]
+        cut = cut or len(names) > offset + limit or len(shown) > MAX_SHOWN
+        return await asyncio.to_thread(_shown, repo.path, commit, hits, shown[:MAX_SHOWN], context, cut)
+
+    async def _hits(
+        self, repo: Repo, pattern: Pattern, rev: str | None, include: list[str], exclude: list[str]
+    ) -> tuple[str, list[_Hit], bool]:
+        """All of them, in the order of git; and whether there are more than were read. Only the first of each line knows
+        where it is."""
         commit = await self._commit(repo, rev)
         flags = [] if pattern.case_sensitive else ["--ignore-case"]
-        specs = [f":(glob){glob}" for glob in include] + [f":(exclude,glob){glob}" for glob in exclude]
         done = await self._run(
             repo,
             "grep", "-z", "-I", "--line-number", "--column", "--only-matching", "--full-name", "--no-color",
-            "--perl-regexp", *flags, "-e", pattern.pcre(), commit, "--", *specs,
+            "--perl-regexp", *flags, "-e", pattern.pcre(), commit, "--", *_pathspecs(include, exclude),
             ok=(0, 1),
         )  # fmt: skip
-        hits = _parsed_grep(done.stdout, commit)
-        total = len(hits)
-        return await asyncio.to_thread(_shown, repo.path, commit, hits[:limit], total, context, done.cut)
+        return commit, _parsed_grep(done.stdout, commit), done.cut
+
+    async def _placed(self, repo: Repo, commit: str, pattern: Pattern, hits: list[_Hit]) -> list[_Hit]:
+        """With the columns of those that are not the first of their line: git counts these wrong."""
+        found = Counter((hit.path, hit.line_number) for hit in hits)
+        several = [place for place, count in found.items() if count > 1]
+        if not several:
+            return hits
+        lines = await asyncio.to_thread(_lines_at, repo.path, commit, several)
+        spans = dict(zip(several, await self._spans(lines, pattern), strict=True))
+        placed = []
+        for hit in hits:
+            there = spans.get((hit.path, hit.line_number))
+            placed.append(replace(hit, column=there.pop(0)[0] + 1) if there else hit)
+        return placed
 
     async def paths(self, repo: Repo, pattern: Pattern, *, glob: bool, rev: str | None, limit: int) -> PathMatches:
         """A glob is matched against the whole path, or against the name if it has no slash."""
@@ -113,11 +164,11 @@ class Search:
         return CommitMatches(commits=found[:limit], truncated=len(found) > limit or done.cut)
 
     async def diffs(
-        self, repo: Repo, pattern: Pattern, *, rev: str | None, include: list[str], limit: int
+        self, repo: Repo, pattern: Pattern, *, rev: str | None, include: list[str], exclude: list[str], limit: int
     ) -> DiffMatches:
         """Commits that added or removed a line that matches, with these lines."""
         commit = await self._commit(repo, rev)
-        specs = [f":(glob){glob}" for glob in include]
+        specs = _pathspecs(include, exclude)
         marker = secrets.token_hex(16)  # what no commit can contain
         # Git's own pickaxe knows only POSIX patterns. Lines are looked at here, by the same program as elsewhere.
         done = await self._run(
@@ -130,10 +181,13 @@ class Search:
         cut = done.cut or len(lines) > MAX_DIFF_LINES
         lines = lines[:MAX_DIFF_LINES]
         matching = await self._grep([line.line for _, line in lines], pattern)
+        texts = [lines[index][1].line.encode("utf-8", "replace") for index in matching]
         found: dict[int, list[DiffLine]] = {}
-        for index in matching:
+        for index, text, spans in zip(matching, texts, await self._spans(texts, pattern), strict=True):
             number, line = lines[index]
-            found.setdefault(number, []).append(line.model_copy(update={"line": line.line[:MAX_LINE]}))
+            start, end = _columns(text, *(spans[0] if spans else (0, 0)))
+            shown = {"line": line.line[:MAX_LINE], "start_column": start, "end_column": end}
+            found.setdefault(number, []).append(line.model_copy(update=shown))
         matches = [
             CommitDiffMatches(commit=parsed_log(entries[number][0])[0], lines=some) for number, some in found.items()
         ]
@@ -157,12 +211,30 @@ class Search:
             raise InvalidRequest(f"this cannot be searched for: {error.message}", field="query") from error
 
     async def _grep(self, lines: list[str], pattern: Pattern) -> list[int]:
-        """Which of these lines match. In a process: a pattern can take for ever."""
-        flags = ["-P", "-n", "-a"] + ([] if pattern.case_sensitive else ["-i"])
+        """Which of these lines match."""
         text = "\n".join(line.replace("\n", " ") for line in lines) + "\n"
+        out = await self._filtered(text.encode("utf-8", "replace"), pattern)
+        return [int(line.partition(b":")[0]) - 1 for line in out.splitlines() if line.partition(b":")[0].isdigit()]
+
+    async def _spans(self, lines: list[bytes], pattern: Pattern) -> list[list[tuple[int, int]]]:
+        """Where in each line it matches, and in how many bytes; what matches nothing is not told."""
+        lines = [line[:MAX_LOOKED_THROUGH] for line in lines]
+        starts = list(accumulate((len(line) + 1 for line in lines), initial=0))
+        found: list[list[tuple[int, int]]] = [[] for _ in lines]
+        if lines:
+            out = await self._filtered(b"\n".join(lines) + b"\n", pattern, "-o", "-b")
+            for row in out.split(b"\n"):
+                number, offset, text = (*row.split(b":", 2), b"", b"")[:3]
+                if number.isdigit() and offset.isdigit() and int(number) <= len(lines):
+                    found[int(number) - 1].append((int(offset) - starts[int(number) - 1], len(text)))
+        return found
+
+    async def _filtered(self, text: bytes, pattern: Pattern, *flags: str) -> bytes:
+        """What `grep -n` prints. In a process: a pattern can take for ever."""
+        ignoring = [] if pattern.case_sensitive else ["-i"]
         try:
             process = await asyncio.create_subprocess_exec(
-                "grep", *flags, "-e", pattern.pcre(),
+                "grep", "-P", "-n", "-a", *flags, *ignoring, "-e", pattern.pcre(),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
@@ -172,7 +244,7 @@ class Search:
             raise HostFailure(f"grep cannot be started: {error}") from error
         try:
             async with asyncio.timeout(SEARCH_S):
-                out, err = await process.communicate(text.encode("utf-8", "replace"))
+                out, err = await process.communicate(text)
         except TimeoutError:
             raise InvalidRequest(f"this pattern takes longer than {SEARCH_S:.0f} s", field="query") from None
         finally:
@@ -183,7 +255,14 @@ class Search:
             raise InvalidRequest(
                 f"this cannot be searched for: {err.decode('utf-8', 'replace').strip()}", field="query"
             )
-        return [int(line.partition(b":")[0]) - 1 for line in out.splitlines() if line.partition(b":")[0].isdigit()]
+        return out
+
+
+def _pathspecs(include: list[str], exclude: list[str]) -> list[str]:
+    for glob in (*include, *exclude):
+        if "\0" in glob:
+            raise InvalidRequest("a pattern for paths holds a NUL, which no path has", field="include")
+    return [f":(glob){glob}" for glob in include] + [f":(exclude,glob){glob}" for glob in exclude]
 
 
 @dataclass(frozen=True)
@@ -205,9 +284,10 @@ def _parsed_grep(output: bytes, commit: str) -> list[_Hit]:
     return hits
 
 
-def _shown(path: Path, commit: str, hits: list[_Hit], total: int, context: int, cut: bool) -> ContentMatches:
+def _shown(path: Path, commit: str, hits: list[_Hit], shown: list[_Hit], context: int, cut: bool) -> ContentMatches:
+    """`shown`: those of the hits that were asked for."""
     by_path: dict[str, list[_Hit]] = {}
-    for hit in hits:
+    for hit in shown:
         by_path.setdefault(hit.path, []).append(hit)
     files = []
     with opened(path) as library:
@@ -215,7 +295,7 @@ def _shown(path: Path, commit: str, hits: list[_Hit], total: int, context: int, 
         for name, some in by_path.items():
             blob = tree[name.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")]
             data = blob.read_raw()
-            lines = data.split(b"\n")
+            lines = _lines_of(data)
             files.append(
                 FileMatches(
                     path=name.encode("utf-8", "surrogateescape").decode("utf-8", "replace"),
@@ -224,14 +304,39 @@ def _shown(path: Path, commit: str, hits: list[_Hit], total: int, context: int, 
                     matches=[_match(lines, hit, context) for hit in some],
                 )
             )
-    return ContentMatches(commit=commit, files=files, total_matches=total, truncated=cut or total > len(hits))
+    return ContentMatches(
+        commit=commit,
+        files=files,
+        total_files=len({hit.path for hit in hits}),
+        total_matches=len(hits),
+        truncated=cut,
+    )
+
+
+def _lines_at(path: Path, commit: str, places: list[tuple[str, int]]) -> list[bytes]:
+    found: dict[tuple[str, int], bytes] = {}
+    by_path: dict[str, list[int]] = {}
+    for name, number in places:
+        by_path.setdefault(name, []).append(number)
+    with opened(path) as library:
+        tree = commit_at(library, commit).tree
+        for name, numbers in by_path.items():
+            lines = _lines_of(tree[name].read_raw())
+            found |= {
+                (name, number): lines[number - 1][:MAX_LOOKED_THROUGH] for number in numbers if number <= len(lines)
+            }
+    return [found.get(place, b"") for place in places]
+
+
+def _lines_of(data: bytes) -> list[bytes]:
+    lines = data.split(b"\n")
+    return lines if lines[-1] else lines[:-1]
 
 
 def _match(lines: list[bytes], hit: _Hit, context: int) -> Match:
     at = hit.line_number - 1
     line = lines[at] if at < len(lines) else b""
-    start = len(line[: hit.column - 1].decode("utf-8", "replace")) + 1
-    end = start + len(line[hit.column - 1 : hit.column - 1 + hit.length].decode("utf-8", "replace"))
+    start, end = _columns(line, hit.column - 1, hit.length)
     return Match(
         line_number=hit.line_number,
         line=_text(line),
@@ -240,6 +345,12 @@ def _match(lines: list[bytes], hit: _Hit, context: int) -> Match:
         before=[_text(one) for one in lines[max(0, at - context) : at]],
         after=[_text(one) for one in lines[at + 1 : at + 1 + context]],
     )
+
+
+def _columns(line: bytes, offset: int, length: int) -> tuple[int, int]:
+    """In characters, from 1."""
+    start = len(line[:offset].decode("utf-8", "replace")) + 1
+    return start, start + len(line[offset : offset + length].decode("utf-8", "replace"))
 
 
 def _text(line: bytes) -> str:

@@ -312,6 +312,7 @@ class FileMatches(Answer):
 class ContentMatches(Answer):
     commit: str
     files: list[FileMatches]
+    total_files: int = 0
     total_matches: int
     truncated: bool = False
 
@@ -327,6 +328,8 @@ class DiffLine(Answer):
     kind: Literal["added", "removed"]
     line_number: int
     line: str
+    start_column: int = Field(1, description="Of the first match, in characters, from 1.")
+    end_column: int = Field(1, description="After the last character that matches.")
 
 
 class CommitMatches(Answer):

@@ -239,6 +239,7 @@ async def search_diffs(
     query: _Query,
     rev: _Rev = None,
     include: _Globs = [],  # noqa: B006
+    exclude: Annotated[list[str], Query(max_length=20)] = [],  # noqa: B006
     regex: _Regex = False,
     case_sensitive: bool = True,
     whole_word: bool = False,
@@ -246,4 +247,4 @@ async def search_diffs(
 ) -> Response:
     pattern = Pattern(query, regex, case_sensitive, whole_word)
     found = await hosting.repositories.get(repo)
-    return answer(await hosting.search.diffs(found, pattern, rev=rev, include=include, limit=limit))
+    return answer(await hosting.search.diffs(found, pattern, rev=rev, include=include, exclude=exclude, limit=limit))

@@ -112,14 +112,16 @@ class GitContent:
     # ── search ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def search(self, call: Call) -> Response:
-        limit, offset = _window(call)
-        found = await self._hosting.search.contents(
+        """A page is one of files. Of a line its first match is told, by its characters from 0."""
+        limit, offset = call.number("maxResults", 100, 1, MOST_FOUND), call.number("offset", 0)
+        found = await self._hosting.search.page_of_files(
             await self._git.repo(call),
             _pattern(call, "EMPTY_QUERY"),
             rev=_rev(call),
-            include=_globs(call, "pathPattern"),
-            exclude=_globs(call, "excludePattern"),
+            include=_globs(call, "pathPattern", "INVALID_PATH_PATTERN"),
+            exclude=_globs(call, "excludePattern", "INVALID_PATH_PATTERN"),
             context=CONTEXT_LINES,
+            offset=offset,
             limit=limit,
         )
         rows = [
@@ -131,8 +133,8 @@ class GitContent:
                     {
                         "lineNumber": one.line_number,
                         "line": one.line,
-                        "startColumn": one.start_column,
-                        "endColumn": one.end_column,
+                        "startColumn": one.start_column - 1,
+                        "endColumn": one.end_column - 1,
                         "contextBefore": one.before,
                         "contextAfter": one.after,
                     }
@@ -143,10 +145,10 @@ class GitContent:
         ]
         return done(
             {
-                "totalFiles": len(rows),
+                "totalFiles": found.total_files,
                 "totalMatches": found.total_matches,
                 "hasMore": found.truncated,
-                "files": rows[offset:],
+                "files": rows,
             }
         )
 
@@ -170,21 +172,24 @@ class GitContent:
 
     async def search_diffs(self, call: Call) -> Response:
         limit, offset = _window(call)
-        pattern = _pattern(call, "DIFF_EMPTY_QUERY")
         found = await self._hosting.search.diffs(
-            await self._git.repo(call), pattern, rev=_rev(call), include=_globs(call, "pathPattern"), limit=limit
+            await self._git.repo(call),
+            _pattern(call, "DIFF_EMPTY_QUERY"),
+            rev=_rev(call),
+            include=_globs(call, "pathPattern", "DIFF_INVALID_PATH_PATTERN"),
+            exclude=_globs(call, "excludePattern", "DIFF_INVALID_PATH_PATTERN"),
+            limit=limit,
         )
         rows = []
         for one in found.commits:
             files: dict[str, list[dict[str, Any]]] = {}
             for line in one.lines:
-                start = max(line.line.lower().find(pattern.text.lower()), 0)
                 files.setdefault(line.path, []).append(
                     {
                         "line": line.line,
                         "lineNumber": line.line_number,
-                        "startColumn": start + 1,
-                        "endColumn": start + 1 + len(pattern.text),
+                        "startColumn": _bytes(line.line, line.start_column),
+                        "endColumn": _bytes(line.line, line.end_column),
                         "isAddition": line.kind == "added",
                     }
                 )
@@ -215,9 +220,17 @@ def _pattern(call: Call, code: str) -> Pattern:
     )
 
 
-def _globs(call: Call, name: str) -> list[str]:
-    found = call.query(name)
-    return [] if found is None else [found[:1000]]
+def _globs(call: Call, name: str, code: str) -> list[str]:
+    """One without a slash is for names, at any depth."""
+    found = (call.query(name) or "")[:1000]
+    if "\0" in found:
+        raise Refused(400, code, f"{name} holds a NUL, which no path has")
+    return [] if not found else [found if "/" in found else f"**/{found}"]
+
+
+def _bytes(line: str, column: int) -> int:
+    """A column as the offset of its byte."""
+    return len(line[: column - 1].encode("utf-8", "replace"))
 
 
 def _extension(path: str) -> str | None:
