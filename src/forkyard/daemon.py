@@ -149,6 +149,7 @@ async def serve(settings: Settings) -> None:
             control.domains.nameservers = settings.nameservers
             freestyle = Freestyle(gateway, control, hosting, builds, runs, schedules, api_hosts=names)
             front = E2b(freestyle, control, builds, api_hosts=names)
+            gateway.told_as = front.told_as
 
             def shortcut(scope: Scope, client: Client) -> bool:
                 return not (front.wants(scope) or freestyle.wants(scope)) and gateway.shortcut(scope, client)

@@ -25,6 +25,7 @@ from forkyard.guest.fake import FakeGuest
 from forkyard.hosts.memory import MemoryHost
 
 from ..contract.sdk_daemon import Daemon, running_daemon  # noqa: TID252
+from .e2b_wire import api_of, envd_of, is_error, made
 
 NOBODY = "i" + "0" * 19
 
@@ -74,55 +75,32 @@ def unreal() -> Iterator[Daemon]:
         daemon.stop()
 
 
-@contextlib.contextmanager
-def _api(daemon: Daemon) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=daemon.url, headers={"X-API-KEY": daemon.key}, timeout=30) as client:
-        yield client
-
-
-@contextlib.contextmanager
-def _envd(daemon: Daemon, sandbox: dict[str, str]) -> Iterator[httpx.Client]:
-    headers = {
-        "E2b-Sandbox-Id": sandbox["sandboxID"],
-        "E2b-Sandbox-Port": "49983",
-        "X-Access-Token": sandbox["envdAccessToken"],
-    }
-    with httpx.Client(base_url=daemon.url, headers=headers, timeout=30) as client:
-        yield client
-
-
-def _made(api: httpx.Client) -> dict[str, str]:
-    made = api.post("/v2/sandboxes", json={"templateID": "base", "timeout": 600})
-    assert made.status_code == 201
-    return dict(made.json())
-
-
 @pytest.fixture(scope="module")
 def api(daemon: Daemon) -> Iterator[httpx.Client]:
-    with _api(daemon) as client:
+    with api_of(daemon) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def sandbox(api: httpx.Client) -> dict[str, str]:
-    return _made(api)
+    return made(api)
 
 
 @pytest.fixture(scope="module")
 def envd(daemon: Daemon, sandbox: dict[str, str]) -> Iterator[httpx.Client]:
-    with _envd(daemon, sandbox) as client:
+    with envd_of(daemon, sandbox) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def unreal_api(unreal: Daemon) -> Iterator[httpx.Client]:
-    with _api(unreal) as client:
+    with api_of(unreal) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def unreal_sandbox(unreal_api: httpx.Client) -> dict[str, str]:
-    return _made(unreal_api)
+    return made(unreal_api)
 
 
 @pytest.fixture(scope="module")
@@ -134,13 +112,8 @@ def unreal_volume(unreal_api: httpx.Client) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def unreal_envd(unreal: Daemon, unreal_sandbox: dict[str, str]) -> Iterator[httpx.Client]:
-    with _envd(unreal, unreal_sandbox) as client:
+    with envd_of(unreal, unreal_sandbox) as client:
         yield client
-
-
-def _is_error(answer: httpx.Response) -> bool:
-    body = answer.json()
-    return body["code"] == answer.status_code and isinstance(body["message"], str) and body["message"] != ""
 
 
 # ── who may ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -150,7 +123,7 @@ def _is_error(answer: httpx.Response) -> bool:
 def test_nothing_is_done_without_a_key(daemon: Daemon, method: str, path: str) -> None:
     answer = httpx.request(method, daemon.url + path)
     assert answer.status_code == 401
-    assert _is_error(answer)
+    assert is_error(answer)
 
 
 @pytest.mark.parametrize("token", [None, "", "x", "é"])
@@ -216,7 +189,7 @@ def test_the_files_of_a_volume_are_there_for_whoever_has_its_token(
 def test_what_e2b_keeps_to_itself_is_not_there(envd: httpx.Client, path: str) -> None:
     answer = envd.post(path, json={})
     assert answer.status_code == 404
-    assert _is_error(answer)
+    assert is_error(answer)
 
 
 # ── what is not served ───────────────────────────────────────────────────────────────────────────────────────────
@@ -226,14 +199,14 @@ def test_what_e2b_keeps_to_itself_is_not_there(envd: httpx.Client, path: str) ->
 def test_what_is_not_served_says_so(api: httpx.Client, method: str, path: str) -> None:
     answer = api.request(method, path, json={} if method in ("POST", "PATCH") else None)
     assert answer.status_code in (404, 405, 501)
-    assert _is_error(answer)
+    assert is_error(answer)
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/nothing", "/v9/nodes", "/nothing.html", "/process.Process/List"])
 def test_whatever_a_client_may_ask_for_is_answered_as_it_expects(api: httpx.Client, path: str) -> None:
     answer = api.get(path, headers={"publisher": "e2b"})
     assert answer.status_code == 501
-    assert _is_error(answer)
+    assert is_error(answer)
 
 
 @pytest.mark.parametrize("field", ["iam", "mcp"])
@@ -248,7 +221,7 @@ def test_a_field_that_is_not_served_says_so(api: httpx.Client, field: str) -> No
 def test_a_time_that_is_none_is_refused(api: httpx.Client, sandbox: dict[str, str], query: dict[str, str]) -> None:
     answer = api.get(f"/sandboxes/{sandbox['sandboxID']}/metrics", params=query)
     assert answer.status_code == 400
-    assert _is_error(answer)
+    assert is_error(answer)
 
 
 def test_samples_are_of_the_time_that_was_asked_for(api: httpx.Client, sandbox: dict[str, str]) -> None:
@@ -283,7 +256,7 @@ def test_logs_are_of_what_was_asked_for(
     assert lines(level="error") == lines(cursor=now_ms + 60_000) == lines(direction="backward", cursor=1) == []
     assert len(lines(cursor=1)) == len(lines(direction="backward", cursor=now_ms + 60_000)) == 3
     for query in ({"direction": "up"}, {"level": "loud"}, {"cursor": "now"}):
-        assert _is_error(unreal_api.get(f"/sandboxes/{sandbox_id}/logs", params=query))
+        assert is_error(unreal_api.get(f"/sandboxes/{sandbox_id}/logs", params=query))
 
 
 @pytest.mark.parametrize("digits", ["\u00b2", "\u0663", "0" * 5000 + "1", "1" * 5000])
@@ -396,7 +369,7 @@ class Victim:
 
     def there(self) -> str:
         if self._api.get(f"/sandboxes/{self.id}").status_code == 404:
-            self.id = _made(self._api)["sandboxID"]
+            self.id = made(self._api)["sandboxID"]
         return self.id
 
 
@@ -418,7 +391,7 @@ def test_no_body_breaks_the_control_plane(
     for sandbox_id in (NOBODY, victim.there()) if "ID" in path else ("",):
         answer = unreal_api.request(method, path.replace("ID", sandbox_id), content=body)
         assert answer.status_code < 500 or answer.json()["message"].endswith("is not served here yet"), answer.text
-        assert answer.status_code < 300 or _is_error(answer)
+        assert answer.status_code < 300 or is_error(answer)
         if answer.status_code != 201 or "sandbox" not in answer.text.lower():
             continue
         made = answer.json() if isinstance(answer.json(), list) else [{"sandbox": answer.json()}]
@@ -457,7 +430,7 @@ def test_no_body_breaks_a_build(unreal_api: httpx.Client, body: bytes) -> None:
     asked = unreal_api.post("/v3/templates", json={"name": "fuzzed"}).json()
     path = f"/templates/{asked['templateID']}/builds/{asked['buildID']}"
     answer = unreal_api.post(f"/v2{path}", content=body)
-    assert answer.status_code == 202 or (answer.status_code < 500 and _is_error(answer)), answer.text
+    assert answer.status_code == 202 or (answer.status_code < 500 and is_error(answer)), answer.text
     status = unreal_api.get(f"{path}/status")
     assert status.json()["status"] in ("waiting", "building", "ready", "error")
 
@@ -491,7 +464,7 @@ _QUERIES = [
 def test_no_query_breaks_a_look(unreal_api: httpx.Client, victim: Victim, path: str, query: dict[str, str]) -> None:
     for sandbox_id in (NOBODY, victim.there()) if "ID" in path else ("",):
         answer = unreal_api.get(path.replace("ID", sandbox_id), params=query)
-        assert answer.status_code == 200 or (answer.status_code in (400, 404) and _is_error(answer)), answer.text
+        assert answer.status_code == 200 or (answer.status_code in (400, 404) and is_error(answer)), answer.text
 
 
 @_settings
@@ -537,7 +510,7 @@ def test_no_upload_breaks_the_files(unreal_envd: httpx.Client, kind: str, body: 
         answer = unreal_envd.post(
             "/files", params={"path": "/tmp/x"}, content=body, headers={"Content-Type": kind, **gzip}
         )
-        assert answer.status_code == 200 or (answer.status_code < 500 and _is_error(answer)), answer.text
+        assert answer.status_code == 200 or (answer.status_code < 500 and is_error(answer)), answer.text
 
 
 _CODE = [
@@ -583,7 +556,7 @@ def test_no_body_breaks_the_code_interpreter(
     elif answer.status_code == 404 and answer.headers["content-type"].startswith("text/plain"):
         assert re.fullmatch("Context .{0,64} not found", answer.text, re.DOTALL)
     else:
-        assert answer.status_code == 200 or (answer.status_code < 500 and _is_error(answer)), answer.text
+        assert answer.status_code == 200 or (answer.status_code < 500 and is_error(answer)), answer.text
 
 
 @_settings
@@ -599,7 +572,7 @@ def test_nothing_breaks_the_files_of_a_volume(
     path = f"/volumecontent/{unreal_volume['volumeID']}/{what}"
     token = {"Authorization": f"Bearer {unreal_volume['token']}"}
     answer = unreal_api.request(method, path, params=query, content=body, headers=token)
-    assert answer.status_code < 300 or (answer.status_code < 500 and _is_error(answer)), answer.text
+    assert answer.status_code < 300 or (answer.status_code < 500 and is_error(answer)), answer.text
     assert unreal_api.request(method, path, params=query, content=body).status_code in (401, 404, 405)
 
 

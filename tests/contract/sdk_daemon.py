@@ -32,6 +32,7 @@ from forkyard.compat.e2b.facade import E2b
 from forkyard.compat.freestyle.facade import Freestyle
 from forkyard.control.plane import ControlPlane
 from forkyard.dev.actions import dev_servers
+from forkyard.gateway.preview import Gateway
 from forkyard.git.automation import Outward
 from forkyard.git.hosting import GitHosting
 from forkyard.guest.base import ExecSpec, Guest
@@ -206,8 +207,10 @@ class Daemon:
             runs=self.runs,
             schedules=self.schedules,
         )
-        self._freestyle = Freestyle(app, self._control, self.hosting, self.builds, self.runs, self.schedules)
+        self._gateway = gateway = Gateway(app, self._control)
+        self._freestyle = Freestyle(gateway, self._control, self.hosting, self.builds, self.runs, self.schedules)
         self._e2b = E2b(self._freestyle, self._control, self.builds, default_user=getpass.getuser())
+        gateway.told_as = self._e2b.told_as
         config = uvicorn.Config(
             self._e2b,
             log_level="error",
@@ -230,6 +233,7 @@ class Daemon:
         self._server.should_exit = self._server.force_exit = True
         await self._break()
         await self._serving
+        self._gateway.close()
         await self._e2b.aclose()
         await self._freestyle.aclose()
 

@@ -445,6 +445,56 @@ async def test_a_ttl_may_pause_instead_and_a_new_one_begins_anew(control: Contro
     assert await state(control, info.id) is State.RUNNING
 
 
+@pytest.mark.parametrize("on_ttl", ["pause", "stop"])
+async def test_a_ttl_that_only_made_it_sleep_begins_anew_whoever_wakes_it(
+    control: ControlPlane, clock: Clock, on_ttl: str
+) -> None:
+    info = await made(control, ttl_s=0.3, on_ttl=on_ttl)
+    await asyncio.sleep(0.35)
+    await after(control, clock, 0)
+    asleep = await control.sandboxes.get(info.id)
+    assert (asleep.state, asleep.cause) == (State.PAUSED if on_ttl == "pause" else State.STOPPED, Cause.TTL)
+    if on_ttl == "pause":
+        async with control.sandboxes.use(info.id):
+            pass
+    else:
+        await control.power.start(info.id)
+    awake = await control.sandboxes.get(info.id)
+    assert awake.state is State.RUNNING
+    assert awake.expires_at is not None
+    assert awake.expires_at > awake.updated_at
+    await after(control, clock, 0)
+    assert await state(control, info.id) is State.RUNNING
+
+
+@pytest.mark.parametrize("way", ["wake", "resume", "start"])
+async def test_a_ttl_that_stands_still_begins_anew_when_it_runs(control: ControlPlane, clock: Clock, way: str) -> None:
+    info = await made(control, ttl_s=0.3)
+    await (control.power.stop if way == "start" else control.sleep.pause)(info.id, hold_ttl=True)
+    assert (await control.sandboxes.get(info.id)).expires_at is None
+    await asyncio.sleep(0.35)
+    await after(control, clock, 0)
+    assert await state(control, info.id) in (State.PAUSED, State.STOPPED)
+    if way == "wake":
+        await control.sleep.awake(info.id)
+    else:
+        await (control.power.start if way == "start" else control.sleep.resume)(info.id, ttl_s=100)
+    now = await control.sandboxes.get(info.id)
+    assert now.expires_at is not None
+    lasts_s = (now.expires_at - now.updated_at).total_seconds()
+    assert lasts_s == pytest.approx(0.3 if way == "wake" else 100)
+
+
+async def test_a_ttl_runs_on_if_it_could_not_fall_asleep(control: ControlPlane, host: MemoryHost) -> None:
+    info = await made(control, ttl_s=100)
+    host.faults = FaultPlan(fail={"pause": HostFailure("not now")})
+    with pytest.raises(HostFailure):
+        await control.sleep.pause(info.id, hold_ttl=True)
+    now = await control.sandboxes.get(info.id)
+    assert now.state is State.RUNNING
+    assert now.expires_at is not None
+
+
 async def test_a_ttl_that_is_renewed_while_upkeep_looks_is_not_the_end(
     control: ControlPlane, store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,7 +103,7 @@ class ControlPlane:
         self.domains = Domains(self.ground, self.previews)
         self.following = Following(self.ground, self.sandboxes, self.metrics)
         self.code = Code(self.sandboxes, self.following)
-        self.upkeep = Upkeep(self.ground, self.removal, self.sleep, self.snapshots, self.networks)
+        self.upkeep = Upkeep(self.ground, self.removal, self.sleep, self.power, self.snapshots, self.networks)
         self.history = History(self.ground)
         self.events = Events(store)
         self.ssh = Ssh(self.ground, self.identities)

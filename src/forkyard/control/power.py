@@ -31,18 +31,22 @@ class Power:
 
     # ── stop ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def stop(self, sandbox_id: str) -> SandboxInfo:
-        """Shut it down; only its disk remains. Stopping what is stopped is fine. An ephemeral one is deleted."""
-        return sandbox_info(await self._ground.turns.run(sandbox_id, "stop", partial(self._stop, sandbox_id)))
+    async def stop(
+        self, sandbox_id: str, cause: Cause = Cause.STOPPED_BY_USER, *, hold_ttl: bool = False
+    ) -> SandboxInfo:
+        """Shut it down; only its disk remains. Stopping what is stopped is fine. An ephemeral one is deleted. `hold_ttl`: its
+        ttl stands still until it is started."""
+        work = partial(self._stop, sandbox_id, cause, hold_ttl)
+        return sandbox_info(await self._ground.turns.run(sandbox_id, "stop", work))
 
-    async def _stop(self, sandbox_id: str) -> SandboxRecord:
+    async def _stop(self, sandbox_id: str, cause: Cause, hold_ttl: bool) -> SandboxRecord:
         ground = self._ground
         before = await ground.record(sandbox_id)
         if before.state is State.STOPPED:
             return before
         if before.state not in (State.RUNNING, State.PAUSED):
             raise refusal(before, "only a running or paused sandbox can be stopped")
-        record = await ground.move(before, State.STOPPING, Cause.STOPPED_BY_USER)
+        record = await ground.move(before, State.STOPPING, cause, hold_ttl=hold_ttl)
         if record.persistence == "ephemeral":
             return await self._removal.end_in_turn(record, Cause.EPHEMERAL, "it is ephemeral, and was stopped")
         try:
@@ -56,17 +60,17 @@ class Power:
             await ground.move_back(record, before.state, Cause.STOP_FAILED, error)
             raise known(error, "stop", sandbox_id) from error
         ground.hot.pop(sandbox_id, None)
-        return await ground.move(record, State.STOPPED, Cause.STOPPED_BY_USER)
+        return await ground.move(record, State.STOPPED, cause)
 
     # ── start ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def start(self, sandbox_id: str) -> SandboxInfo:
-        """Boot it from its disk. Starting what runs is fine."""
+    async def start(self, sandbox_id: str, *, ttl_s: float | None = None) -> SandboxInfo:
+        """Boot it from its disk. Starting what runs is fine. `ttl_s`: how long it lasts from then on."""
         with self._ground.activity.using(sandbox_id):
-            work = partial(self._start, sandbox_id)
+            work = partial(self._start, sandbox_id, ttl_s)
             return sandbox_info(await self._ground.turns.run(sandbox_id, "start", work))
 
-    async def _start(self, sandbox_id: str) -> SandboxRecord:
+    async def _start(self, sandbox_id: str, ttl_s: float | None) -> SandboxRecord:
         ground = self._ground
         before = await ground.record(sandbox_id)
         if before.state is State.RUNNING:
@@ -104,6 +108,7 @@ class Power:
             Cause.STARTED_BY_USER,
             next_incarnation=record.incarnation + 1,
             template=created.template,
+            ttl_s=ttl_s,
             data={"milestones_ms": {milestone.name: milestone.at_ms for milestone in created.milestones}},
         )
 

@@ -46,17 +46,19 @@ class Sleep:
         *,
         if_idle_for_s: float | None = None,
         durable: bool = False,
+        hold_ttl: bool = False,
     ) -> SandboxInfo:
         """Pausing what is paused is fine. An ephemeral sandbox is deleted instead. `if_idle_for_s`: only if it has
         not been used for so long when its turn comes. `durable`: its memory is on disk when this returns; if it cannot
-        be put there the sandbox is paused all the same."""
-        work = partial(self._pause, sandbox_id, cause, if_idle_for_s)
+        be put there the sandbox is paused all the same. `hold_ttl`: its ttl stands still while it sleeps, and begins anew
+        when it wakes."""
+        work = partial(self._pause, sandbox_id, cause, if_idle_for_s, hold_ttl)
         paused = sandbox_info(await self._ground.turns.run(sandbox_id, "pause", work))
         if durable and paused.state is State.PAUSED:
             await self._ground.turns.run(sandbox_id, "cool", partial(self._cool, sandbox_id))
         return paused
 
-    async def _pause(self, sandbox_id: str, cause: Cause, if_idle_for_s: float | None) -> SandboxRecord:
+    async def _pause(self, sandbox_id: str, cause: Cause, if_idle_for_s: float | None, hold_ttl: bool) -> SandboxRecord:
         ground = self._ground
         record = await ground.record(sandbox_id)
         if record.state is State.PAUSED:
@@ -67,7 +69,9 @@ class Sleep:
             return record
         last_active_at = ground.activity.last_at(sandbox_id)
         # Not durable, this and what follows, while its memory is not on disk: a power cut ends it, paused or not.
-        record = await ground.move(record, State.PAUSING, cause, last_active_at=last_active_at, durable=False)
+        record = await ground.move(
+            record, State.PAUSING, cause, last_active_at=last_active_at, durable=False, hold_ttl=hold_ttl
+        )
         # A call counts itself before it reads the state. So one that still saw `running` is counted by now, and one
         # that is not counted yet will see `pausing` and wake it.
         if self._wanted(sandbox_id, if_idle_for_s):
@@ -99,17 +103,19 @@ class Sleep:
 
     # ── resume ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def resume(self, sandbox_id: str, *, memory: bool = True) -> SandboxInfo:
-        """Resuming what runs is fine. Without `memory`, what was in memory is dropped and its disk is booted."""
+    async def resume(self, sandbox_id: str, *, memory: bool = True, ttl_s: float | None = None) -> SandboxInfo:
+        """Resuming what runs is fine. Without `memory`, what was in memory is dropped and its disk is booted. `ttl_s`: how
+        long it lasts from then on."""
         with self._ground.activity.using(sandbox_id):
-            work = partial(self._resume, sandbox_id, Cause.RESUMED_BY_USER, memory=memory)
+            work = partial(self._resume, sandbox_id, Cause.RESUMED_BY_USER, memory=memory, ttl_s=ttl_s)
             return sandbox_info(await self._ground.turns.run(sandbox_id, "resume", work))
 
-    async def wake(self, sandbox_id: str) -> SandboxRecord:
-        """Somebody wants in. All who ask while it wakes get the same outcome."""
+    async def wake(self, sandbox_id: str, *, ttl_s: float | None = None) -> SandboxRecord:
+        """Somebody wants in. All who ask while it wakes get the same outcome. `ttl_s`: how long it lasts from then on."""
         task = self._waking.get(sandbox_id)
         if task is None:
-            task = self._ground.turns.begin(sandbox_id, "wake", partial(self._resume, sandbox_id, Cause.WOKEN))
+            work = partial(self._resume, sandbox_id, Cause.WOKEN, ttl_s=ttl_s)
+            task = self._ground.turns.begin(sandbox_id, "wake", work)
             self._waking[sandbox_id] = task
             task.add_done_callback(lambda _: self._waking.pop(sandbox_id, None))
         return await outcome(task)
@@ -123,7 +129,9 @@ class Sleep:
             raise refusal(record, "it is not running")
         return record
 
-    async def _resume(self, sandbox_id: str, cause: Cause, *, memory: bool = True) -> SandboxRecord:
+    async def _resume(
+        self, sandbox_id: str, cause: Cause, *, memory: bool = True, ttl_s: float | None = None
+    ) -> SandboxRecord:
         ground = self._ground
         record = await ground.record(sandbox_id)
         if record.state is State.RUNNING:
@@ -161,7 +169,7 @@ class Sleep:
         # The same machine goes on in memory, or another took its place: that one must not be forgotten.
         same = now == machine(record)
         return await ground.move(
-            record, State.RUNNING, cause, next_incarnation=now.number, template=template, durable=not same
+            record, State.RUNNING, cause, next_incarnation=now.number, template=template, durable=not same, ttl_s=ttl_s
         )
 
     # ── cool ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -16,6 +16,7 @@ import structlog
 from forkyard.control.ground import Ground, Hot
 from forkyard.control.idle import Idle
 from forkyard.control.network import Networks
+from forkyard.control.power import Power
 from forkyard.control.removal import Removal
 from forkyard.control.sleep import Sleep
 from forkyard.control.snapshots import Snapshots
@@ -41,12 +42,13 @@ Work = Callable[[], Awaitable[None]]
 
 class Upkeep:
     def __init__(
-        self, ground: Ground, removal: Removal, sleep: Sleep, snapshots: Snapshots, networks: Networks
+        self, ground: Ground, removal: Removal, sleep: Sleep, power: Power, snapshots: Snapshots, networks: Networks
     ) -> None:
         self._ground = ground
         self._networks = networks
         self._removal = removal
         self._sleep = sleep
+        self._power = power
         self._snapshots = snapshots
         self._idle = Idle(ground)
         self._jobs: dict[str, asyncio.Task[None]] = {}
@@ -118,8 +120,10 @@ class Upkeep:
         if record.state is State.DELETING:
             return partial(self._delete_again, record) if self._delete_is_stuck(record, now) else None
         if record.expires_at is not None and record.expires_at <= datetime.now(UTC) and self._ttl_matters(record):
-            if record.on_ttl == "pause" and record.state is State.RUNNING:
+            if record.on_ttl == "pause":
                 return partial(self._pause_at_ttl, record.id)
+            if record.on_ttl == "stop":
+                return partial(self._stop_at_ttl, record.id)
             return partial(self._removal.expire, record, Cause.TTL, f"its ttl of {record.ttl_s:g} s has passed")
         if record.persistence == "ephemeral" and record.state in (State.PAUSED, State.STOPPED):
             return partial(self._removal.expire, record, Cause.EPHEMERAL, f"it is ephemeral, and {record.state}")
@@ -136,6 +140,9 @@ class Upkeep:
 
     async def _pause_at_ttl(self, sandbox_id: str) -> None:
         await self._sleep.pause(sandbox_id, Cause.TTL)
+
+    async def _stop_at_ttl(self, sandbox_id: str) -> None:
+        await self._power.stop(sandbox_id, Cause.TTL)
 
     def _delete_is_stuck(self, record: SandboxRecord, now: float) -> bool:
         if self._ground.turns.busy(record.id):

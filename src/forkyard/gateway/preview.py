@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -44,6 +44,9 @@ from forkyard.store.records import SandboxRecord
 
 log = structlog.get_logger(__name__)
 
+#: Status, headers and body.
+Told = tuple[int, Headers, bytes]
+ToldAs = Callable[[str, int, ForkyardError], Awaitable[Told | None]]
 READY_WAIT_S = 60.0
 #: A browser that waits longer for a sandbox to wake is shown so.
 WAKE_QUIETLY_S = 3.0
@@ -61,6 +64,8 @@ class Gateway:
         self._answered, self._refused, self._failed = map(outcomes.labels, ("answered", "refused", "failed"))
         self._seconds = control.metrics.preview_seconds
         self._api_hosts = frozenset(host.lower() for host in api_hosts)
+        #: How the host of a port says to programs what went wrong; None: as ours do. A facade may know better.
+        self.told_as: ToldAs = _as_ours
 
     def close(self) -> None:
         self._proxy.close()
@@ -81,7 +86,7 @@ class Gateway:
                 self._proxy.enter(visit.target.sandbox_id)
                 await self._entered(visit, answering, self._serve(visit, scope, receive, answering))
         except Exception as error:
-            await self._told(answering, error)
+            await self._told(answering, error, visit)
         else:
             if visit is None:
                 await self._app(scope, receive, send)
@@ -112,7 +117,7 @@ class Gateway:
             try:
                 await self._entered(visit, answering, self._proxy.serve(visit, receive, answering.send, asked))
             except Exception as error:
-                await self._told(answering, error)
+                await self._told(answering, error, visit)
 
         return app
 
@@ -129,12 +134,15 @@ class Gateway:
         self._answered.inc()
         self._seconds.observe(seconds)
 
-    async def _told(self, answering: _Answering, error: Exception) -> None:
+    async def _told(self, answering: _Answering, error: Exception, visit: Visit | None) -> None:
         if not isinstance(error, ForkyardError):
             log.error("unexpected error in the gateway", exc_info=error)
             error = InternalError()
         (self._failed if error.status >= 500 else self._refused).inc()
-        await answering.fail(error)
+        told = None
+        if visit is not None and visit.shared_domain and not visit.prefix and not answering.html:
+            told = await self.told_as(visit.target.sandbox_id, visit.target.port, error)
+        await answering.fail(error, told)
 
     # ── whose request it is ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -294,9 +302,9 @@ class _Answering:
             self.begun_at = time.perf_counter()
         await self._send(message)
 
-    async def fail(self, error: ForkyardError) -> None:
+    async def fail(self, error: ForkyardError, told: Told | None = None) -> None:
         if self.begun_at is None:
-            await self._answer(*pages.answer(error, html=self.html))
+            await self._answer(*(told or pages.answer(error, html=self.html)))
 
     async def redirect(self, location: bytes, cookie: tuple[bytes, bytes] | None = None) -> None:
         # `//other.host/` would be another host.
@@ -314,6 +322,10 @@ class _Answering:
         await self.send({"type": f"{kind}.body", "body": b"" if self._head_only else body})
 
 
+async def _as_ours(_sandbox_id: str, _port: int, _error: ForkyardError) -> None:
+    return None
+
+
 def _host(scope: Scope) -> bytes:
     """As the client said it."""
     for name, value in scope["headers"]:
@@ -327,7 +339,10 @@ def _asks_for_token(record: SandboxRecord, port: int) -> bool:
         case "public":
             return False
         case "off":
-            raise Forbidden(f"port {port} of this sandbox is not open to the outside; its network policy says `off`")
+            raise Forbidden(
+                f"port {port} of this sandbox is not open to the outside; its network policy says `off`, and its owner can "
+                f"open it: `forkyard set ID --port-access {port}=public`"
+            )
         case _:
             return True
 

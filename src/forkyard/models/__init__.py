@@ -26,7 +26,7 @@ from forkyard.models.volumes import MAX_VOLUMES, CacheKind, MountPath, SandboxVo
 SandboxId = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9]{19}$")]
 SnapshotId = Annotated[str, StringConstraints(pattern=r"^sc-[a-z0-9]{20}$")]
 Persistence = Literal["ephemeral", "sticky", "persistent"]
-OnTtl = Literal["delete", "pause"]
+OnTtl = Literal["delete", "pause", "stop"]
 LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_./-]{1,64}$")]
 LabelValue = Annotated[str, StringConstraints(max_length=256)]
 AnnotationKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_./-]{1,64}$")]
@@ -65,7 +65,11 @@ class SandboxCreate(Request):
     )
     idle_timeout_s: float | None = Field(300.0, gt=0, description="Paused when idle for this long; null = never.")
     ttl_s: float | None = Field(None, gt=0, description="Ends this long after its creation; see `on_ttl`.")
-    on_ttl: OnTtl = Field("delete", description="What the ttl does: `delete` it, or `pause` it if it runs.")
+    on_ttl: OnTtl = Field(
+        "delete",
+        description="What the ttl does: `delete` it; or `pause` or `stop` it if it runs, and it begins anew when it runs "
+        "again.",
+    )
     persistence: Persistence = Field(
         "sticky",
         description="`ephemeral`: deleted when it pauses or stops. `sticky`: may be evicted when the disk budget is "

@@ -163,6 +163,8 @@ class Store(
         unchanged: SandboxRecord | None = None,
         admit: Admit | None = None,
         durable: bool = True,
+        ttl_s: float | None = None,
+        hold_ttl: bool = False,
     ) -> SandboxRecord | None:
         """Move a sandbox from one state to another: what it is now. None if it was not in `from_`, or not in this
         incarnation: somebody else was first. A change that the table of `lifecycle` does not know is a `StateConflict`.
@@ -170,7 +172,10 @@ class Store(
         `next_incarnation`: from now on the sandbox is this machine. `unchanged`: only if its record is still this one, in
         all that `update_sandbox` changes. `admit` is asked first, in the same transaction. Not
         `durable`: a power cut may undo it, a crash of the daemon does not (a change that a power cut undoes anyway need
-        not wait for the disk)."""
+        not wait for the disk).
+
+        `ttl_s`: how long it lasts from now on. `hold_ttl`: its ttl stands still. One that stood still, or has passed and did
+        not delete, begins anew when the sandbox runs again, whoever woke it."""
         if not allowed(from_, to):
             raise StateConflict(f"a sandbox cannot go from {from_} to {to}", sandbox_id=sandbox_id)
         now = _now()
@@ -179,10 +184,14 @@ class Store(
             "incarnation": next_incarnation,
             "snapshot_id": snapshot_id,
             "last_active_at": last_active_at,
+            "ttl_s": ttl_s,
+            "expires_at": None if ttl_s is None else now + timedelta(seconds=ttl_s),
             **(shape.model_dump() if shape is not None else {}),
         }
         changes: dict[str, Any] = {"state": to, "cause": cause, "cause_detail": detail, "updated_at": now}
         changes |= {name: value for name, value in given.items() if value is not None}
+        if hold_ttl:
+            changes["expires_at"] = None
         if from_ is State.FAILED and to not in ENDED and to is not State.DELETING:
             changes["ended_at"] = None
         here = {"at_id": sandbox_id, "at_incarnation": incarnation, "at_state": from_}
@@ -201,6 +210,10 @@ class Store(
             row = connection.execute(move, {**here, **values}).mappings().first()
             if row is None:
                 return None
+            if to is State.RUNNING and _ttl_begins(row, now):
+                again = {"expires_at": now + timedelta(seconds=row["ttl_s"])}
+                there = {"at_id": sandbox_id, "at_incarnation": row["incarnation"], "at_state": to}
+                row = connection.execute(_MOVE, {**there, **again}).mappings().one()
             if from_ is State.CREATING and to is not State.RUNNING:
                 # A create that came to nothing frees its Idempotency-Key, so that a retry tries again.
                 connection.execute(idempotency.delete().where(idempotency.c.sandbox_id == sandbox_id))
@@ -440,6 +453,13 @@ def _load(connection: sa.Connection, key_id: str | None, now: datetime, *, witho
     creates, oldest = connection.execute(_CREATES_OF_KEY, asked).one()
     age_s = 0.0 if oldest is None else (now - oldest).total_seconds()
     return Load(int(total), int(running), int(mine), int(creates), age_s)
+
+
+def _ttl_begins(row: sa.RowMapping, now: datetime) -> bool:
+    """It stood still while the sandbox did not run; or it has passed, and only made it sleep."""
+    if row["ttl_s"] is None:
+        return False
+    return row["expires_at"] is None or (row["on_ttl"] not in (None, "delete") and row["expires_at"] <= now)
 
 
 def _sandbox(row: Mapping[str, Any] | sa.RowMapping) -> SandboxRecord:

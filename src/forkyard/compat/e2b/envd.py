@@ -30,17 +30,16 @@ from forkyard.compat.e2b.measuring import measured
 from forkyard.compat.e2b.notes import Note, is_up
 from forkyard.compat.e2b.process import Processes
 from forkyard.compat.e2b.traffic import Traffic
+from forkyard.compat.e2b.waking import is_awake
 from forkyard.compat.e2b.watching import Watches
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import CommandNotFound, FileConflict, ForkyardError, NotFound, SandboxEnded, SandboxNotFound
 from forkyard.guest.base import Guest
 from forkyard.lifecycle import ENDED, State
-from forkyard.models import SandboxInfo, SandboxUpdate
+from forkyard.models import SandboxInfo
 
 PORT = 49983
 MAX_UPLOADS = 1000
-#: One that wakes by itself is given at least this long.
-AUTO_RESUME_S = 300.0
 _PIECE_BYTES = 2**18
 _SERVICES = ("/process.Process/", "/filesystem.Filesystem/")
 
@@ -150,7 +149,7 @@ class Envd:
             request.state.default_user = users.User(
                 (note and note.user) or self._default_user, None if note is None else note.workdir
             )
-            if not is_up(info.state) and not await self._woken(info):
+            if not await is_awake(self._control, info):
                 return not_running(sandbox_id)
             if code:
                 return await self._code.serve(sandbox_id, request)
@@ -172,15 +171,6 @@ class Envd:
             return answer(401, error.message)
         except ForkyardError as error:
             return answer(status_of(error), error.message)
-
-    async def _woken(self, info: SandboxInfo) -> bool:
-        """Whether it may wake by itself; then it is given time. The call that follows wakes it."""
-        note = Note.of(info)
-        if note is not None and not note.auto_resume:
-            return False
-        if note is not None:
-            await self._control.sandboxes.update(info.id, SandboxUpdate(ttl_s=max(note.timeout_s, AUTO_RESUME_S)))
-        return True
 
     async def _call(self, sandbox_id: str, request: Request) -> Response:
         path = request.url.path

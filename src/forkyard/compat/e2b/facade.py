@@ -29,7 +29,8 @@ from forkyard.builds.builds import Builds
 from forkyard.builds.templates import Templates
 from forkyard.compat.e2b import code, traffic
 from forkyard.compat.e2b.envd import PORT, Envd
-from forkyard.compat.e2b.errors import Failed, Refused, answer, status_of
+from forkyard.compat.e2b.errors import Failed, Refused, answer, not_running, status_of
+from forkyard.compat.e2b.notes import Note
 from forkyard.compat.e2b.sandboxes import Sandboxes
 from forkyard.compat.e2b.secrets import SecretRoutes
 from forkyard.compat.e2b.snapshots import Snapshots
@@ -37,13 +38,24 @@ from forkyard.compat.e2b.templates import TemplateRoutes
 from forkyard.compat.e2b.traffic import Traffic
 from forkyard.compat.e2b.volume_files import VolumeFiles
 from forkyard.compat.e2b.volumes import VolumeRoutes
+from forkyard.compat.e2b.waking import is_awake
 from forkyard.compat.hosts import OWN, host_name, is_local
 from forkyard.control.plane import ControlPlane
-from forkyard.errors import ForkyardError, OperationTimeout, Unauthenticated
+from forkyard.errors import (
+    Forbidden,
+    ForkyardError,
+    OperationTimeout,
+    PortClosed,
+    SandboxEnded,
+    StateConflict,
+    Unauthenticated,
+)
 
 log = structlog.get_logger(__name__)
 
 READY_WAIT_S = 60.0
+#: A request to a port of a sandbox that wakes for it waits so long here, and then in the gateway.
+WAKE_QUIETLY_S = 1.0
 _ROOTS = re.compile(
     r"/(v[0-9]+/)?(sandboxes|snapshots|templates|default-templates|volumes|volumecontent|secrets|teams|nodes|"
     r"access-tokens|api-keys|events)(/|$)"
@@ -142,7 +154,7 @@ class E2b:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         handler = self._handler(scope) if scope["type"] == "http" else None
         if handler is None:
-            await self._app(await self._passed_on(scope), receive, send)
+            await self._pass_on(scope, receive, send)
             return
         begun = False
 
@@ -170,14 +182,38 @@ class E2b:
         """Or passes it on otherwise than it came."""
         return self._handler(scope) is not None or any(name == _TRAFFIC for name, _ in scope["headers"])
 
-    async def _passed_on(self, scope: Scope) -> Scope:
-        if scope["type"] not in ("http", "websocket"):
-            return scope
-        headers = dict(scope["headers"])
-        if _TRAFFIC not in headers:
-            return scope
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"]) if scope["type"] in ("http", "websocket") else {}
         port = _port_of(host_name(headers.get(b"host", b"").decode("latin-1")), self._control.previews.address.domain)
-        return scope if port is None else await self._traffic.exchanged(scope, *port)
+        if port is not None:
+            if not await self._is_awake(port[0]):
+                await not_running(port[0])(scope, receive, send)
+                return
+            if _TRAFFIC in headers:
+                scope = await self._traffic.exchanged(scope, *port)
+        await self._app(scope, receive, send)
+
+    async def _is_awake(self, sandbox_id: str) -> bool:
+        """Or as good as that: the gateway says what is wrong with it, and shows browsers that it takes its time."""
+        try:
+            await self._until_ready()
+            async with asyncio.timeout(WAKE_QUIETLY_S):
+                return await is_awake(self._control, await self._control.previews.record(sandbox_id))
+        except (ForkyardError, TimeoutError):
+            return True
+
+    async def told_as(
+        self, sandbox_id: str, port: int, error: ForkyardError
+    ) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
+        """Of a port of a sandbox that was made through this API: status, headers and body."""
+        try:
+            note = Note.of(await self._control.previews.record(sandbox_id))
+        except ForkyardError:
+            return None
+        if note is None:
+            return None
+        response = _of_port(sandbox_id, port, error)
+        return response.status_code, response.raw_headers, bytes(response.body)
 
     def _handler(self, scope: Scope) -> Handler | None:
         headers = {name: value for name, value in scope["headers"] if name in _ROUTING}
@@ -277,6 +313,17 @@ class E2b:
                 await self._control.ready.wait()
         except TimeoutError:
             raise OperationTimeout("the daemon is still starting; try again shortly") from None
+
+
+def _of_port(sandbox_id: str, port: int, error: ForkyardError) -> Response:
+    if isinstance(error, SandboxEnded | StateConflict):
+        return not_running(sandbox_id)
+    if isinstance(error, PortClosed):
+        return answer(502, "The sandbox is running but port is not open", sandboxId=sandbox_id, port=port)
+    if isinstance(error, Unauthenticated | Forbidden):
+        wanted = f"The sandbox is not open to everybody; send its traffic access token as {traffic.HEADER}"
+        return answer(403, wanted, sandboxId=sandbox_id)
+    return answer(status_of(error), error.message, sandboxId=sandbox_id)
 
 
 @functools.lru_cache(4096)

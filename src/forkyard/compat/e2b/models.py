@@ -65,6 +65,7 @@ class NewSandbox(Body):
     template: str = Field(alias="templateID", min_length=1, max_length=256)
     timeout: Timeout | None = None
     auto_pause: bool = Field(False, alias="autoPause")
+    pause_memory: bool = Field(True, alias="autoPauseMemory")
     auto_resume: AutoResume | None = Field(None, alias="autoResume")
     allow_internet: bool | None = Field(None, alias="allow_internet_access")
     metadata: dict[Text, Text] | None = Field(None, max_length=256)

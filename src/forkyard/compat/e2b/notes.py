@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from forkyard.lifecycle import State
 from forkyard.models import SandboxInfo
+from forkyard.store.records import SandboxRecord
 
 KEY = "e2b"
 _UP = frozenset({State.CREATING, State.RUNNING, State.RESUMING, State.STARTING})
@@ -19,25 +20,28 @@ class Note:
     metadata: dict[str, str] = field(default_factory=dict)
     timeout_s: float = 300.0
     auto_resume: bool = False
-    cold: bool = False  # paused without memory: the next resume boots its disk
     allow_internet: bool | None = None
     network: dict[str, Any] | None = None
     user: str | None = None  # of its template: what commands run as, and where
     workdir: str | None = None
 
     @classmethod
-    def of(cls, info: SandboxInfo) -> Note | None:
+    def of(cls, info: SandboxInfo | SandboxRecord) -> Note | None:
         """None: it was not made through E2B's API."""
         text = info.annotations.get(KEY)
         if text is None:
             return None
         try:
-            return cls(**json.loads(text))
-        except (ValueError, TypeError):  # somebody else wrote it
+            noted = json.loads(text)
+            return cls(**{name: noted[name] for name in _NAMES & noted.keys()})
+        except (ValueError, TypeError, AttributeError):  # somebody else wrote it
             return None
 
     def annotations(self, others: dict[str, str] | None = None) -> dict[str, str]:
         return {**(others or {}), KEY: json.dumps(asdict(self))}
+
+
+_NAMES = frozenset(one.name for one in fields(Note))
 
 
 def is_up(state: State) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,7 +22,6 @@ from forkyard.compat.e2b.traffic import Traffic
 from forkyard.control.pages import cursor_after, place_of
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import BY_CODE, ForkyardError, GuestUnreachable, SandboxEnded, SandboxNotFound
-from forkyard.guest.base import ExecSpec
 from forkyard.lifecycle import ENDED, State
 from forkyard.models import SandboxCreate, SandboxFork, SandboxInfo, SandboxUpdate
 from forkyard.store.records import Place
@@ -33,7 +33,6 @@ MAX_PAGE = 100
 LEVELS = ("debug", "info", "warn", "error")
 #: Seconds of some far year; what is more are milliseconds.
 FAR = 10**11
-SYNC_S = 30.0
 HTTPS_PORT = 443
 _IDEMPOTENCY_KEY = re.compile(r"[a-z0-9-]{1,255}", re.ASCII)
 
@@ -88,7 +87,7 @@ class Sandboxes:
             env=body.env or {},
             idle_timeout_s=None,
             ttl_s=max(timeout_s, 0.001),
-            on_ttl="pause" if body.auto_pause else "delete",
+            on_ttl=("pause" if body.pause_memory else "stop") if body.auto_pause else "delete",
             network=policy_of(body.network, body.allow_internet),
             **objects.mounts(body.volumes),
             **({} if origin.snapshot is None else {"snapshot": origin.snapshot}),
@@ -129,10 +128,11 @@ class Sandboxes:
                 **self._domain(),
                 "lifecycle": {
                     "autoResume": note is None or note.auto_resume,
-                    "onTimeout": "pause" if info.on_ttl == "pause" else "kill",
+                    "onTimeout": "kill" if info.on_ttl == "delete" else "pause",
                 },
                 "allowInternetAccess": info.network.egress.preset != "none",
                 "volumeMounts": [{"name": one.name, "path": one.path} for one in info.volumes],
+                **_pause_mode(info),
                 **({"network": note.network} if note is not None and note.network is not None else {}),
             }
         )
@@ -264,22 +264,13 @@ class Sandboxes:
         info = await self._living(request)
         if not is_up(info.state):
             raise Refused(409, f"sandbox {info.id} is already paused")
-        note = Note.of(info) or Note(objects.template_of(info))
-        cold = not body.memory
-        if body.strict or cold:
+        if body.strict or not body.memory:
             await self._answers(info.id)
-        if cold:
-            await self._to_disk(info.id)
-        # A paused one has no end: its time begins anew when it is resumed.
-        note = Note(**{**vars(note), "cold": cold})
-        change = SandboxUpdate(ttl_s=None, annotations=note.annotations(info.annotations))
-        await self._control.sandboxes.update(info.id, change)
-        try:
-            await self._control.sleep.pause(info.id)
-        except ForkyardError:
-            with contextlib.suppress(ForkyardError):
-                await self._extend(info, note.timeout_s)
-            raise
+        # A paused one has no end: its time begins anew when it runs again, whoever wakes it.
+        if body.memory:
+            await self._control.sleep.pause(info.id, hold_ttl=True)
+        else:
+            await self._control.power.stop(info.id, hold_ttl=True)
         return Response(status_code=204)
 
     async def _answers(self, sandbox_id: str) -> None:
@@ -288,15 +279,6 @@ class Sandboxes:
                 await guest.ping()
         except GuestUnreachable as error:
             raise Refused(503, f"sandbox {sandbox_id} was not paused: {error.message}") from None
-
-    async def _to_disk(self, sandbox_id: str) -> None:
-        """What programs have written may still be only in memory, which is about to be dropped."""
-        async with (
-            self._control.sandboxes.use(sandbox_id) as guest,
-            guest.execute(ExecSpec(["sync"], timeout_s=SYNC_S)) as execution,
-        ):
-            async for _ in execution:
-                pass
 
     async def connect(self, request: Request) -> Response:
         """Running: it lasts at least so long. Paused: it is resumed."""
@@ -321,18 +303,13 @@ class Sandboxes:
         return await self._resumed(info, V1_TIMEOUT_S if body.timeout is None else body.timeout, body.memory)
 
     async def _resumed(self, info: SandboxInfo, timeout_s: int, memory: bool | None) -> Response:
-        note = Note.of(info)
-        cold = note is not None and note.cold
-        # First: with an end that has passed it would not stay awake.
-        await self._extend(info, timeout_s)
-        if info.state in (State.STOPPED, State.STOPPING):
-            resumed = await self._control.power.start(info.id)
+        note, ttl_s = Note.of(info), max(timeout_s, 0.001)
+        if info.state in (State.STOPPED, State.STOPPING):  # paused without its memory
+            resumed = await self._control.power.start(info.id, ttl_s=ttl_s)
         else:
-            resumed = await self._control.sleep.resume(
-                info.id, memory=not cold if memory is None else memory and not cold
-            )
-        if note is not None and (cold or note.timeout_s != timeout_s):
-            changed = Note(**{**vars(note), "cold": False, "timeout_s": timeout_s})
+            resumed = await self._control.sleep.resume(info.id, memory=memory is not False, ttl_s=ttl_s)
+        if note is not None and note.timeout_s != timeout_s:
+            changed = replace(note, timeout_s=timeout_s)
             change = SandboxUpdate(annotations=changed.annotations(info.annotations))
             await self._control.sandboxes.update(info.id, change)
         return JSONResponse(self._sandbox(resumed), 201)
@@ -363,7 +340,7 @@ class Sandboxes:
         if body.allow_public is None:  # only what may leave is replaced
             policy = policy.model_copy(update={"ingress": info.network.ingress})
         note = Note.of(info) or Note(objects.template_of(info))
-        note = Note(**{**vars(note), "network": body.model_dump(by_alias=True, exclude_none=True)})
+        note = replace(note, network=body.model_dump(by_alias=True, exclude_none=True))
         change = SandboxUpdate(network=policy, annotations=note.annotations(info.annotations))
         await self._control.sandboxes.update(info.id, change)
         return Response(status_code=204)
@@ -377,6 +354,13 @@ class Sandboxes:
         if info is None or info.state in ENDED or info.state is State.DELETING:
             raise Refused(404, f"sandbox '{sandbox_id[:64]}' not found")
         return info
+
+
+def _pause_mode(info: SandboxInfo) -> dict[str, str]:
+    """Once it is paused, and not before."""
+    if info.state not in (State.PAUSED, State.STOPPED):
+        return {}
+    return {"pauseMode": "full" if info.state is State.PAUSED else "filesystem"}
 
 
 def _time_given(request: Request, name: str) -> datetime | None:
