@@ -269,6 +269,21 @@ def test_a_terminal_sleeps_with_its_vm_and_a_key_wakes_both(daemon: Daemon, api:
     assert api.delete(f"/v1/vms/{other}").status_code == 200
 
 
+def test_a_session_that_has_ended_is_shown_with_its_end(daemon: Daemon, api: httpx.Client, vm: str, tidy: None) -> None:
+    with _open(daemon, vm, exec="echo all of it; exit 3", sessionId="ended") as terminal:
+        assert _closed(terminal).rcvd is not None
+    for _ in range(2):
+        with _open(daemon, vm, "/sessions/ended", cols=61, rows=17) as again:
+            assert json.loads(again.recv(timeout=DEADLINE_S))["type"] == "sessionInfo"
+            _read_until(again, b"all of it")
+            assert json.loads(again.recv(timeout=DEADLINE_S)) == {"type": "exited", "exitCode": 3}
+            closed = _closed(again).rcvd
+            assert closed is not None
+            assert closed.code == 1000
+    (session,) = api.get(f"/v1/vms/{vm}/pty/sessions").json()["sessions"]
+    assert (session["running"], session["attachedCount"]) == (False, 0)
+
+
 def test_keys_after_the_end_of_a_program_break_nothing(daemon: Daemon, vm: str, tidy: None) -> None:
     with _open(daemon, vm, exec="read line; echo $line") as terminal:
         with contextlib.suppress(ConnectionClosed):

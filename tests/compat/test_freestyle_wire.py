@@ -25,6 +25,7 @@ from forkyard.git.automation import Outward
 from forkyard.guest.fake import FakeGuest
 from forkyard.hosts.memory import MemoryHost
 from forkyard.lifecycle import State
+from forkyard.models.builds import ServiceLogs
 
 from ..contract.place import Place  # noqa: TID252
 from ..contract.sdk_daemon import Daemon, running_daemon  # noqa: TID252
@@ -323,6 +324,69 @@ def test_logs_come_in_pages_from_the_newest(api: httpx.Client, vm: str) -> None:
     assert found
     wrong = api.get("/observability/v1/logs", params={"vmId": vm, "pageToken": "x"})
     assert (wrong.status_code, wrong.json()["code"]) == (400, "INVALID_REQUEST")
+
+
+def test_the_journal_of_a_service_streams(
+    api: httpx.Client, unreal: Daemon, vm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client asks for what is newer than now, and then than the last it saw."""
+    journal = "2026-01-31T12:00:00+0000 vm app[7]: one\n  more of it\n2026-01-31T12:00:05+0000 vm app[7]: two: halves\n"
+
+    async def logs(sandbox_id: str, name: str, lines: int = 100) -> ServiceLogs:
+        assert (sandbox_id, name) == (vm, "app")
+        return ServiceLogs(name=name, log=journal)
+
+    monkeypatch.setattr(unreal._control.services, "logs", logs)
+
+    def told(**query: str) -> list[tuple[str, str]]:
+        answer = api.get("/observability/v1/logs", params={"vmId": vm, "vmService": "app.service", **query})
+        return [(one["timestamp"], one["message"]) for one in answer.json()["logs"]]
+
+    first, second = "2026-01-31T12:00:00.000Z", "2026-01-31T12:00:05.000Z"
+    assert told() == [(first, "one"), (first, "  more of it"), (second, "two: halves")]
+    assert told(startTime="2026-01-31T12:00:05.900Z") == [(second, "two: halves")]
+    assert told(startTime="2026-01-31T12:00:06.000Z") == []
+
+
+def test_logs_of_a_vm_are_by_time(api: httpx.Client, vm: str) -> None:
+    times = [one["timestamp"] for one in api.get("/observability/v1/logs", params={"vmId": vm}).json()["logs"]]
+    assert times == sorted(times)
+
+
+# ── domains ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _verified(unreal: Daemon, api: httpx.Client, domain: str) -> dict[str, str]:
+    made = api.post("/domains/v1/verifications", json={"domain": domain}).json()
+    unreal._run(unreal._control.ground.store.verify_domain(domain))
+    return {"domain": domain, "verificationCode": str(made["verificationCode"])}
+
+
+def test_a_verification_is_cancelled_by_its_code_and_before_it_is_complete(
+    unreal: Daemon, api: httpx.Client, vm: str
+) -> None:
+    def cancelled(body: dict[str, str]) -> tuple[int, str]:
+        answer = api.request("DELETE", "/domains/v1/verifications", json=body)
+        return answer.status_code, answer.json().get("code", "")
+
+    mine = _verified(unreal, api, "kept.example.com")
+    assert api.post("/domains/v1/mappings/kept.example.com", json={"vmId": vm, "vmPort": 80}).status_code == 200
+    for code in (mine["verificationCode"], "nonsense"):
+        assert cancelled({**mine, "verificationCode": code}) == (400, "FAILED_TO_DELETE_VERIFICATION")
+    assert api.get("/domains/v1/mappings", params={"domain": "kept.example.com"}).json()[0]["vmId"] == vm
+    begun = api.post("/domains/v1/verifications", json={"domain": "begun.example.com"}).json()
+    begun = {"domain": "begun.example.com", "verificationCode": begun["verificationCode"]}
+    assert cancelled({**begun, "verificationCode": "nonsense"}) == (404, "VERIFICATION_NOT_FOUND")
+    assert cancelled(begun) == (200, "")
+
+
+def test_names_below_a_verified_domain_are_its_owners_too(unreal: Daemon, api: httpx.Client, vm: str) -> None:
+    _verified(unreal, api, "parent.example.net")
+    mapped = api.post("/domains/v1/mappings/app.parent.example.net", json={"vmId": vm, "vmPort": 80})
+    assert (mapped.status_code, mapped.json().get("domain")) == (200, "app.parent.example.net")
+    for other in ("app.example.net", "xparent.example.net"):
+        refused = api.post(f"/domains/v1/mappings/{other}", json={"vmId": vm, "vmPort": 80})
+        assert (refused.status_code, refused.json()["code"]) == (400, "DOMAIN_OWNERSHIP_NOT_VERIFIED")
 
 
 # ── imports ──────────────────────────────────────────────────────────────────────────────────────────────────────

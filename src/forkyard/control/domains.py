@@ -38,11 +38,14 @@ class Domains:
         self._known: dict[str, DomainRecord] = {}
 
     async def add(self, request: DomainCreate) -> DomainInfo:
+        """A name below one that is verified is so too."""
         self._check_name(request.domain)
         if request.sandbox_id is not None:
             await self._ground.record(request.sandbox_id)
         token = "forkyard-" + secrets.token_hex(16)
-        record = DomainRecord(request.domain, request.sandbox_id, request.port, token, None, datetime.now(UTC))
+        now = datetime.now(UTC)
+        verified_at = now if await self.covered(request.domain) else None
+        record = DomainRecord(request.domain, request.sandbox_id, request.port, token, verified_at, now)
         if not await self._ground.store.add_domain(record):
             raise Conflict(
                 f"the domain {request.domain} is added already; map it to another sandbox with "
@@ -87,6 +90,12 @@ class Domains:
 
     async def list(self) -> list[DomainInfo]:
         return [domain_info(record) for record in await self._ground.store.list_domains()]
+
+    async def covered(self, domain: str) -> bool:
+        """Whether a name above it is verified."""
+        parts = domain.lower().split(".")
+        above = {".".join(parts[start:]) for start in range(1, len(parts) - 1)}
+        return any(one.verified for one in await self.list() if one.domain in above)
 
     async def find(self, domain: str) -> DomainRecord | None:
         """Costs no query unless something was committed since the last."""

@@ -13,6 +13,7 @@ from forkyard.builds.runs import Runs
 from forkyard.compat.freestyle.background import Background
 from forkyard.compat.freestyle.calls import ACCOUNT, Call, done, time_of
 from forkyard.compat.freestyle.errors import Refused
+from forkyard.compat.freestyle.systemd import entries
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import NotFound
 from forkyard.models.builds import BuildOutput, BuildPhase
@@ -35,17 +36,17 @@ class Account:
 
     async def logs(self, call: Call) -> Response:
         """Of one VM, service, build, run or request in the background, or of all VMs. The newest page comes first; in each,
-        lines are by time."""
+        lines are by time. Those of a journal are told to the second."""
         size, before = call.number("pageSize", 100, 1, MOST), call.number("pageToken", 10**9)
         search, since, until = call.query("search"), _instant(call, "startTime"), _instant(call, "endTime")
         found = [
             line
             async for line in self._lines(call)
             if (search is None or search.lower() in line["message"].lower())
-            and (since is None or _time(line) >= since)
+            and (since is None or _time(line) >= (since.replace(microsecond=0) if "vmService" in line else since))
             and (until is None or _time(line) <= until)
         ]
-        found = found[:before]
+        found = sorted(found, key=_time)[:before]
         left = max(len(found) - size, 0)
         return done({"logs": found[left:], "nextPageToken": str(left) if left else None})
 
@@ -64,14 +65,15 @@ class Account:
                 yield line
 
     async def _of_vm(self, vm: str, service: str | None) -> AsyncIterator[dict[str, Any]]:
-        info = await self._control.sandboxes.get(vm)
         if service is not None:
             journal = (await self._control.services.logs(vm, service.removesuffix(".service"), MOST)).log
-            for line in journal.splitlines():
-                yield {**_line(info.updated_at, line, vm, "vm"), "vmService": service}
+            for told in entries(journal, service.removesuffix(".service")):
+                yield {**told, "resourceType": "vm", "resourceId": vm, "vmService": service}
             return
+        info = await self._control.sandboxes.get(vm)
         async for event in self._events(vm):
             yield event
+        # Lines of the console have no time of their own.
         for line in (await self._control.sandboxes.logs(vm)).console.splitlines():
             yield {**_line(info.created_at, line, vm, "vm"), "source": "console"}
 

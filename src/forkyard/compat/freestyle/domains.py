@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from pydantic import Field, ValidationError
 from starlette.responses import Response
 
-from forkyard.compat.freestyle.calls import ACCOUNT, Body, Call, done, time_of
+from forkyard.compat.freestyle.calls import ACCOUNT, Body, Call, done, ours, time_of
 from forkyard.compat.freestyle.errors import Refused, not_served
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import Conflict, DomainNotFound, DomainUnverified, InvalidRequest
@@ -20,6 +21,10 @@ FREE = ".style.dev"
 
 class _Domain(Body):
     domain: str = Field(max_length=253)
+
+
+class _Cancelled(_Domain):
+    code: str | None = Field(None, alias="verificationCode")
 
 
 class _Which(Body):
@@ -67,8 +72,14 @@ class Domains:
         return done(rows)
 
     async def cancel(self, call: Call) -> Response:
-        body = await call.body(_Domain, "INVALID_DOMAIN")
+        """Only what is not shown yet: a domain that is verified stays so, and mapped."""
+        body = await call.body(_Cancelled, "INVALID_DOMAIN")
         found = await self._found(body.domain)
+        if found.verified:
+            raise Refused(400, "FAILED_TO_DELETE_VERIFICATION", f"the verification of {found.domain} is complete")
+        if body.code is not None and body.code != found.record_value:
+            message = f"the verification of {found.domain} has another code than {body.code[:80]!r}"
+            raise Refused(404, "VERIFICATION_NOT_FOUND", message)
         await self._domains.remove(found.domain)
         return done({"domain": found.domain, "verificationCode": found.record_value})
 
@@ -121,7 +132,11 @@ class Domains:
         try:
             found = await self._found(domain)
         except DomainNotFound as error:
-            raise Refused(400, "DOMAIN_OWNERSHIP_NOT_VERIFIED", error.message) from error
+            if not await self._domains.covered(domain):
+                raise Refused(400, "DOMAIN_OWNERSHIP_NOT_VERIFIED", error.message) from error
+            with ours("INVALID_DOMAIN"), contextlib.suppress(Conflict):
+                await self._domains.add(DomainCreate(domain=domain))
+            found = await self._found(domain)
         if not found.verified:
             message = f"set the TXT record {found.record_name} to {found.record_value}, then complete the verification"
             raise Refused(400, "DOMAIN_OWNERSHIP_NOT_VERIFIED", message)

@@ -167,18 +167,20 @@ class Pty:
     async def _serve(self, socket: WebSocket, vm: str, feed: Feed, size: tuple[int, int], opened: bool) -> None:
         session = self._sessions.setdefault((vm, feed.id), _Session())
         session.windows[socket] = size
-        if not opened:
-            await self._fit(vm, feed.id, session)
-        showing = asyncio.create_task(_show(socket, feed))
-        typing = asyncio.create_task(self._type(socket, vm, feed.id, session))
+        tasks: set[asyncio.Task[None]] = set()
         try:
-            finished, _ = await asyncio.wait({showing, typing}, return_when=asyncio.FIRST_COMPLETED)
+            if not opened:
+                with contextlib.suppress(ForkyardError):  # it has ended; what it printed is shown all the same
+                    await self._fit(vm, feed.id, session)
+            tasks.add(asyncio.create_task(_show(socket, feed)))
+            tasks.add(asyncio.create_task(self._type(socket, vm, feed.id, session)))
+            finished, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in finished:
                 task.result()
         finally:
-            for task in (showing, typing):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(showing, typing, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             del session.windows[socket]
             if not session.windows:
                 self._sessions.pop((vm, feed.id), None)

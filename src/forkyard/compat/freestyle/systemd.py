@@ -78,7 +78,7 @@ class Systemd:
         vm, name = (await self._vms.living(call)).id, _checked(call.path["service"])
         lines, since = call.number("lines", 100, 1, 10_000), _instant(call.query("since"))
         journal = (await self._control.services.logs(vm, name, lines)).log
-        found = [_entry(line, name) for line in journal.splitlines()]
+        found = entries(journal, name)
         return done({"logs": [one for one in found if since is None or _instant(one["timestamp"]) >= since]})  # type: ignore[operator]
 
     async def start(self, call: Call) -> Response:
@@ -117,12 +117,17 @@ def _checked(name: str) -> str:
     return short
 
 
-def _entry(line: str, name: str) -> dict[str, Any]:
-    found = _LINE.fullmatch(line)
-    at = None if found is None else _instant(found[1])
-    if found is None or at is None:
-        return {"message": line, "timestamp": time_of(datetime.fromtimestamp(0, UTC)), "unit": f"{name}.service"}
-    return {"message": found[3], "timestamp": time_of(at), "unit": f"{name}.service"}
+def entries(journal: str, name: str) -> list[dict[str, Any]]:
+    """The lines of the journal of this service. What has no time of its own belongs to the line before."""
+    found: list[dict[str, Any]] = []
+    last = datetime.fromtimestamp(0, UTC)
+    for line in journal.splitlines():
+        parts = _LINE.fullmatch(line)
+        at = None if parts is None else _instant(parts[1])
+        last = at or last
+        message = line if parts is None or at is None else parts[3]
+        found.append({"message": message, "timestamp": time_of(last), "unit": f"{name}.service"})
+    return found
 
 
 def _instant(given: str | None) -> datetime | None:
