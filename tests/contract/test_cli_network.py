@@ -69,6 +69,14 @@ def test_a_typo_is_told_before_anything_is_sent(fy: Forkyard) -> None:
     assert "the-value" not in str(error.value)
 
 
+def test_a_rule_that_could_never_match_is_told_before_anything_is_sent(fy: Forkyard, sbx: Sandbox) -> None:
+    for network in (EgressPolicy(rules=[EgressRule(domain="10.1.2.3")]), {"egress": {"rules": [{"cidr": "::1"}]}}):
+        with pytest.raises(InvalidRequest, match=r"network\.egress\.rules\.0\."):
+            fy.sandboxes.create(network=network)
+    with pytest.raises(InvalidRequest, match="by `cidr`"):
+        sbx.egress.allow("10.1.2.3")
+
+
 def test_rules_by_sdk(sbx: Sandbox) -> None:
     sbx.egress.allow("*.Example.com", ports=[443])
     info = sbx.egress.deny(cidr="192.0.2.7")
@@ -167,10 +175,60 @@ def test_egress_shows_allows_denies_and_sets(daemon: Daemon, sbx: Sandbox) -> No
     assert daemon.cli("egress", "allow", sbx.id, "a.test").stdout == f"{sbx.id}\n"
     assert daemon.cli("egress", "deny", sbx.id, "--cidr", "192.0.2.0/24", "--port", "80").returncode == 0
     assert [rule.action for rule in sbx.refresh().network.egress.rules] == ["deny", "allow"]
-    assert daemon.cli("egress", "set", sbx.id, "--preset", "research").returncode == 0
+    assert daemon.cli("egress", "set", sbx.id, "--preset", "research", "--reset").returncode == 0
     assert sbx.refresh().network.egress == EgressPolicy(preset="research")
     assert daemon.cli("egress", "allow", sbx.id).returncode == 2
     assert "allow" in daemon.cli("egress", "--help").stdout
+
+
+def test_egress_set_changes_what_is_given_and_nothing_else(daemon: Daemon, fy: Forkyard) -> None:
+    policy = EgressPolicy(preset="none", rules=[EgressRule(domain="a.test")], byte_budget=100, record="one")
+    network = NetworkPolicy.model_validate({"egress": policy, "ingress": {"ports": {3000: "token"}}})
+    with fy.sandboxes.create(network=network) as sandbox:
+        assert daemon.cli("egress", "set", sandbox.id).returncode == 2
+        assert daemon.cli("egress", "set", sandbox.id, "--connections", "5000").returncode == 0
+        assert daemon.cli("egress", "set", sandbox.id, "--record", "two").returncode == 0
+        expected = policy.model_copy(update={"connections_per_minute": 5000, "record": "two"})
+        assert sandbox.refresh().network == network.model_copy(update={"egress": expected})
+        assert daemon.cli("egress", "set", sandbox.id, "--deny", "b.test").returncode == 0
+        assert sandbox.refresh().network.egress.rules == [EgressRule(action="deny", domain="b.test")]
+        assert daemon.cli("egress", "set", sandbox.id, "--reset").returncode == 0
+        assert sandbox.refresh().network == network.model_copy(update={"egress": EgressPolicy()})
+
+
+def test_who_may_open_previews_is_said_at_create_and_changed_by_set(daemon: Daemon, fy: Forkyard) -> None:
+    made = daemon.cli(
+        "create", "--access", "off", "--port-access", "3000=token", "--port-access", "80=public", "--json"
+    )
+    assert made.returncode == 0, made.stderr
+    sandbox = fy.sandboxes.get(json.loads(made.stdout)["id"])
+    assert sandbox.info.network.ingress.model_dump() == {"access": "off", "ports": {3000: "token", 80: "public"}}
+    assert daemon.cli("url", sandbox.id, "3000", "--token").stdout.startswith("fyp_")
+    told = daemon.cli("url", sandbox.id, "80", "--token").stderr
+    assert f"`forkyard set {sandbox.id} --port-access 80=token`" in " ".join(told.split())
+    sandbox.egress.allow("a.test")
+    assert daemon.cli("set", sandbox.id, "--port-access", "80=token").returncode == 0
+    network = sandbox.refresh().network
+    assert network.ingress.model_dump() == {"access": "off", "ports": {3000: "token", 80: "token"}}
+    assert network.egress.rules == [EgressRule(domain="a.test")]
+    assert daemon.cli("set", sandbox.id, "--access", "public", "--name", "seen").returncode == 0
+    assert (sandbox.refresh().network.access(8000), sandbox.info.name) == ("public", "seen")
+    for wrong in ("3000", "0=token", "70000=off", "3000=closed"):
+        refused = daemon.cli("set", sandbox.id, "--port-access", wrong)
+        assert (refused.returncode, "PORT=token" in refused.stderr) == (2, True)
+    sandbox.delete()
+
+
+def test_of_a_snapshot_what_is_not_given_of_its_network_stays(daemon: Daemon, fy: Forkyard) -> None:
+    network = NetworkPolicy.model_validate({"egress": {"preset": "none"}, "ingress": {"access": "token"}})
+    with fy.sandboxes.create(network=network) as origin:
+        origin.snapshot(name="guarded")
+        for typed, egress, ingress in ((("--access", "off"), "none", "off"), (("--preset", "open"), "open", "token")):
+            made = daemon.cli("create", "--snapshot", "guarded", *typed, "--json")
+            assert made.returncode == 0, made.stderr
+            found = json.loads(made.stdout)
+            fy.sandboxes.delete(found["id"])
+            assert (found["network"]["egress"]["preset"], found["network"]["ingress"]["access"]) == (egress, ingress)
 
 
 def test_a_command_that_was_refused_something_says_how_to_allow_it(daemon: Daemon, sbx: Sandbox) -> None:

@@ -28,6 +28,7 @@ async def test_a_byte_budget_ends_what_goes_beyond_it(world: World) -> None:
     assert len(await world.exchange(GOOD, 9000, b"\0" * 200_000)) < 100_000
     record = await world.record()
     assert record.verdict == "denied" and "byte budget of 100000" in (record.reason or "")
+    assert (record.reason or "").endswith(f"`forkyard egress set {record.sandbox_id} --budget 1048576`")
     assert await world.exchange(GOOD, 9000, b"\0") == b"reset"
 
 
@@ -53,6 +54,9 @@ async def test_too_many_connections_in_a_minute_are_refused(world: World) -> Non
     world.start(world.network(allow("good.example"), connections_per_minute=2))
     answers = [await world.exchange(GOOD, 80, get("good.example")) for _ in range(3)]
     assert [b"200 OK" in answer for answer in answers] == [True, True, False]
+    while (record := await world.record("tcp")).verdict != "denied":
+        pass
+    assert (record.reason or "").endswith(f"`forkyard egress set {record.sandbox_id} --connections 4`")
 
 
 async def test_too_many_connections_at_once_are_refused_and_the_others_live(

@@ -13,6 +13,7 @@ import pytest
 import structlog
 
 from forkyard.hosts.base import Incarnation
+from forkyard.lifecycle import State
 from forkyard.models.network import EgressRecord
 from forkyard.net.base import Network, Traffic
 
@@ -145,6 +146,50 @@ async def test_a_policy_with_a_typo_is_refused_by_the_name_of_the_field(
     ):
         assert answer.status_code == 422
         assert f"body.{field}" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ({"domain": "10.1.2.3"}, "domain: 10.1.2.3 is an address"),
+        ({"domain": "10.1.2.3", "action": "deny"}, "domain: 10.1.2.3 is an address"),
+        ({"domain": "host.123"}, "domain: host.123 is an address, or nothing"),
+        ({"cidr": "2001:db8::/32"}, "cidr: 2001:db8::/32 is IPv6"),
+        ({"domain": "https://example.com/a"}, "domain: give the name alone: example.com;"),
+        ({"domain": "example.com:443"}, "domain: give the name alone: example.com;"),
+        ({"domain": "example.com."}, "domain: give the name alone: example.com;"),
+        ({"domain": "exa mple.com"}, "domain: a domain is letters, digits"),
+        ({"domain": "a.test", "cidr": "192.0.2.0/24"}, ": a rule names a domain or a cidr, not both"),
+    ],
+)
+async def test_a_rule_that_could_never_match_is_refused_and_says_what_to_write(
+    world: World, rule: dict[str, Any], says: str
+) -> None:
+    sandbox_id, body = await world.sandbox(), {"network": {"egress": {"rules": [{"domain": "a.test"}, rule]}}}
+    for answer in (
+        await world.client.post("/sandboxes", json=body),
+        await world.client.patch(f"/sandboxes/{sandbox_id}", json=body),
+        await world.client.post(f"/sandboxes/{sandbox_id}/egress/rules", json=rule),
+    ):
+        assert (answer.status_code, says in answer.json()["detail"]) == (422, True), answer.text
+    assert network(world, sandbox_id).egress.rules == []
+
+
+async def test_a_rule_in_vain_of_an_earlier_version_keeps_nobody_from_their_sandbox(world: World) -> None:
+    sandbox_id = await world.sandbox()
+    old = {"egress": {"rules": [{"domain": "10.1.2.3"}]}}
+    await world.control.ground.store.update_sandbox(sandbox_id, {"network": old}, states=[State.RUNNING])
+    info = (await world.client.get(f"/sandboxes/{sandbox_id}")).json()
+    assert info["network"]["egress"]["rules"][0]["domain"] == "10.1.2.3"
+    (await world.client.post(f"/sandboxes/{sandbox_id}/snapshots", json={"name": "old"})).raise_for_status()
+    assert (await created(world, snapshot="old"))["network"] == info["network"]
+    path = f"/sandboxes/{sandbox_id}/egress/rules"
+    assert (await world.client.post(path, json={"cidr": "10.1.2.3"})).status_code == 200
+
+
+async def test_an_address_of_ipv6_may_be_denied_for_none_is_ever_reached(world: World) -> None:
+    info = await created(world, network={"egress": {"rules": [{"action": "deny", "cidr": "fc00::/7"}]}})
+    assert info["network"]["egress"]["rules"][0]["cidr"] == "fc00::/7"
 
 
 async def test_rules_are_put_ahead_and_replace_their_like(world: World) -> None:

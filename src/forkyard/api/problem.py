@@ -114,7 +114,10 @@ def install(app: FastAPI) -> None:
 
 async def _invalid(_request: Request, raised: Exception) -> Response:
     assert isinstance(raised, RequestValidationError)
-    errors = [{"field": _field(item["loc"]), "message": str(item["msg"])} for item in raised.errors()]
+    errors = [
+        {"field": _field(item["loc"]), "message": str(item["msg"]).removeprefix("Value error, ")}
+        for item in raised.errors()
+    ]
     message = "; ".join(f"{item['field']}: {item['message']}" for item in errors)
     shape = bool(errors) and all(item["field"] in _SHAPE_FIELDS for item in errors)
     return problem_response((InvalidShape if shape else InvalidRequest)(message, errors=errors))

@@ -8,7 +8,7 @@ import click
 
 from forkyard.cli import show
 from forkyard.cli.app import App, Verb, find_sandbox, pass_app
-from forkyard.cli.policy import policy_options, taken_policy
+from forkyard.cli.policy import policy_options, taken_policy, with_policy
 
 if TYPE_CHECKING:
     from forkyard import EgressRecord, SandboxInfo
@@ -29,7 +29,8 @@ def egress_command() -> None:
     """Show what left a sandbox (egress ID), and change what may leave.
 
     Every connection and DNS query is a line: when, which command made it, where it went, how much, and whether it was
-    allowed. `allow` and `deny` put a rule ahead of the others; `set` replaces the whole policy. All take effect at once.
+    allowed. `allow` and `deny` put a rule ahead of the others; `set` changes the preset, the limits, or the rules as a
+    whole. All take effect at once.
     """
 
 
@@ -140,16 +141,21 @@ def deny(app: App, sandbox_id: str, domain: str | None, cidr: str | None, ports:
 @egress_command.command("set", cls=Verb)
 @click.argument("sandbox_id", metavar="ID")
 @policy_options
+@click.option("--reset", is_flag=True, help="What is not given is as of a new sandbox: no rules, no limits.")
 @pass_app
-def set_(app: App, /, sandbox_id: str, **options: Any) -> None:
-    """Replace the whole policy of a sandbox for what leaves."""
+def set_(app: App, /, sandbox_id: str, reset: bool, **options: Any) -> None:
+    """Change the policy of a sandbox for what leaves. What is not given stays as it is.
+
+    Rules that are given take the place of all its rules; `allow` and `deny` add one.
+    """
     policy = taken_policy(options)
-    if policy is None:
-        raise click.UsageError("Give a policy, for example --preset research.")
+    if policy is None and not reset:
+        raise click.UsageError("Give what to change, for example --preset research, or --reset.")
     with app.client() as client:
         sandbox = find_sandbox(client, sandbox_id)
-        ingress = sandbox.refresh().network.ingress.model_dump()
-        _show(app, sandbox.egress.set({"egress": policy, "ingress": ingress}))
+        network = sandbox.refresh().network.model_dump()
+        egress = with_policy({} if reset else network["egress"], policy or {})
+        _show(app, sandbox.egress.set({**network, "egress": egress}))
 
 
 def _one_of(domain: str | None, cidr: str | None) -> None:

@@ -1,8 +1,9 @@
-"""Options that spell a network policy, secrets and credentials, for `create`, `build` and `egress set`."""
+"""Options that spell a network policy, secrets and credentials, for `create`, `set`, `dev up` and `egress set`."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+ACCESS = ("public", "token", "off")
 PRESETS = click.Choice(["coding", "research", "evaluation", "autonomous", "open", "none"])
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -53,6 +55,54 @@ def taken_policy(options: dict[str, Any]) -> dict[str, Any] | None:
     if rules:
         egress["rules"] = rules
     return egress or None
+
+
+def access_options(function: F) -> F:
+    for option in (
+        click.option(
+            "--port-access",
+            multiple=True,
+            callback=_port_access,
+            metavar="PORT=ACCESS",
+            help="The same for one port, such as 3000=token. May be repeated.",
+        ),
+        click.option(
+            "--access",
+            type=click.Choice(ACCESS),
+            help="Who may open previews: everybody who knows the address, whoever has a token (see url), nobody. "
+            "Default: public; under the preset autonomous, off.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def taken_access(options: dict[str, Any]) -> dict[str, Any] | None:
+    """Takes what `access_options` added out of the options; None if nothing was typed."""
+    access, ports = options.pop("access"), options.pop("port_access")
+    ingress = {"access": access} if access else {}
+    return {**ingress, **({"ports": ports} if ports else {})} or None
+
+
+def with_access(ingress: dict[str, Any], typed: dict[str, Any]) -> dict[str, Any]:
+    """Ports that were not typed stay as they are."""
+    return {**ingress, **typed, "ports": {**ingress["ports"], **typed.get("ports", {})}}
+
+
+def with_policy(egress: dict[str, Any], typed: dict[str, Any]) -> dict[str, Any]:
+    """What was not typed stays as it is; of recording and replaying there is one at a time."""
+    one_of = {"record": None, "replay": None} if {"record", "replay"} & typed.keys() else {}
+    return {**egress, **one_of, **typed}
+
+
+def _port_access(_ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[int, str]:
+    found = {}
+    for value in values:
+        port, _, access = value.partition("=")
+        if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535 or access not in ACCESS:
+            raise click.BadParameter(f"{value!r} is not of the form PORT=public, PORT=token or PORT=off.", param=param)
+        found[int(port)] = access
+    return found
 
 
 def secret_option(function: F) -> F:

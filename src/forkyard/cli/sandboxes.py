@@ -9,7 +9,16 @@ import click
 
 from forkyard.cli import show
 from forkyard.cli.app import PERSISTENCE, App, Verb, find_sandbox, given, interactive, pairs, pass_app, seconds
-from forkyard.cli.policy import policy_options, registry_option, secret_option, size, taken_policy, with_values
+from forkyard.cli.policy import (
+    access_options,
+    policy_options,
+    registry_option,
+    secret_option,
+    size,
+    taken_access,
+    taken_policy,
+    with_values,
+)
 
 if TYPE_CHECKING:
     from forkyard import Sandbox, SandboxInfo
@@ -55,6 +64,7 @@ def mounts(_context: click.Context, _parameter: click.Parameter, typed: tuple[st
 @click.option("--checkpoint-every", "checkpoint_every_s", type=seconds, help="Take a snapshot this often.")
 @click.option("--checkpoints-kept", type=int, help="How many of those are kept. Default: 5.")
 @policy_options
+@access_options
 @secret_option
 @click.option(
     "--volume",
@@ -95,11 +105,11 @@ def create_command(app: App, /, snapshot: str | None, spec_file: str | None, **o
     The first use of a new shape (vCPUs, memory, disk) builds its template once and takes longer. Times are seconds, or
     90s, 5m, 2h, 1d, or never.
     """
-    policy, secrets = taken_policy(options), options.pop("secrets")
+    typed = {"egress": taken_policy(options), "ingress": taken_access(options)}
+    network = {way: policy for way, policy in typed.items() if policy is not None}
+    secrets = options.pop("secrets")
     repos = _repos(options.pop("git"), options.pop("git_secret"))
     request = given(options)
-    if policy is not None:
-        request["network"] = {"egress": policy}
     if repos:
         request["git"] = repos
     with app.client() as client:
@@ -107,11 +117,16 @@ def create_command(app: App, /, snapshot: str | None, spec_file: str | None, **o
         if snapshot is not None:
             from forkyard.cli.snapshots import find_snapshot
 
-            request["snapshot"] = find_snapshot(client, snapshot)
+            found = request["snapshot"] = find_snapshot(client, snapshot)
+            if network:  # who names one way shall not open the other
+                was = client.sandboxes.get(found.info.sandbox_id).info.network
+                network = {**was.model_dump(), **network}
         if spec_file is not None:
             from forkyard.cli.builds import built
 
             request["spec"] = built(app, client, spec_file, options["registry"])
+        if network:
+            request["network"] = network
         if secrets:
             request["secrets"] = with_values(secrets, {info.name for info in client.secrets.list()})
         with _waiting(app, "Creating a sandbox (the first of a shape takes a minute) …"):

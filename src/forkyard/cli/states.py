@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forkyard.cli.app import PERSISTENCE, App, Verb, find_sandbox, given, pairs, pass_app, seconds
-from forkyard.cli.policy import size
+from forkyard.cli.policy import access_options, size, taken_access, with_access
 
 if TYPE_CHECKING:
     from forkyard import SandboxInfo
@@ -84,14 +84,23 @@ def resize_command(app: App, sandbox_id: str, vcpus: int | None, memory_mib: int
     metavar="SIZE",
     help="More traffic than this, in a quarter of the idle timeout, keeps it awake.",
 )
+@access_options
 @pass_app
 def set_command(app: App, /, sandbox_id: str, **options: Any) -> None:
-    """Change what `create` was told of a sandbox. What is not given stays as it is."""
+    """Change what `create` was told of a sandbox. What is not given stays as it is.
+
+    What may leave it is changed by `egress allow`, `deny` and `set`.
+    """
+    access = taken_access(options)
     changes = given(options)
-    if not changes:
+    if not changes and access is None:
         raise click.UsageError("Give what to change, for example --idle-timeout 10m.")
     with app.client() as client:
-        _show(app, find_sandbox(client, sandbox_id).update(**changes))
+        sandbox = find_sandbox(client, sandbox_id)
+        if access is not None:
+            network = sandbox.refresh().network.model_dump()
+            changes["network"] = {**network, "ingress": with_access(network["ingress"], access)}
+        _show(app, sandbox.update(**changes))
 
 
 def _show(app: App, info: SandboxInfo) -> None:

@@ -27,7 +27,8 @@ def url_command(app: App, sandbox_id: str, port: int, link: bool, token: bool, r
     wanted = preview.link if link else preview.token if token else preview.url
     if wanted is None:
         raise InvalidRequest(
-            f"Port {port} of {sandbox.id} asks for no token (access: {preview.access}): {preview.url}"
+            f"Port {port} of {sandbox.id} asks for no token (access: {preview.access}): {preview.url}. "
+            f"`forkyard set {sandbox.id} --port-access {port}=token` makes it ask."
             if preview.access != "token"
             else f"There is no link for {preview.url}; send the token (--token) in X-Forkyard-Preview-Token."
         )

@@ -115,11 +115,14 @@ class Networks:
 
     async def set(self, sandbox_id: str, network: NetworkPolicy) -> None:
         """From now on, also for open connections; of one that sleeps, when it wakes."""
+        network.egress.check_rules()
         self.check(network)
         await self._change(sandbox_id, lambda _: network)
 
     async def add_rule(self, sandbox_id: str, rule: EgressRule) -> None:
         """Ahead of the others; what was said of the same destination before is forgotten."""
+        if (found := rule.in_vain()) is not None:
+            raise InvalidRequest(f"{found[0]}: {found[1]}", field=found[0])
         await self._change(sandbox_id, partial(_with_rule, rule))
 
     async def _change(self, sandbox_id: str, change: Callable[[NetworkPolicy], NetworkPolicy]) -> None:

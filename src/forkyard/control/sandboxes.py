@@ -186,6 +186,7 @@ class Sandboxes:
             env = {**{name: value for name, value in public_env.items() if name not in request.secrets}, **env}
             if "network" not in request.model_fields_set:
                 network = origin.network
+        request.network.egress.check_rules()
         self._networks.check(network)
         volumes = await self._volumes.wanted(request, () if origin is None else copies(origin.volumes))
         env = {**self._volumes.environment(request), **env}

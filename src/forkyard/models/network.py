@@ -3,26 +3,45 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from datetime import datetime
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
+from forkyard.errors import InvalidRequest
 from forkyard.models.base import Answer, Request
 
 Preset = Literal["coding", "research", "evaluation", "autonomous", "open", "none"]
 Access = Literal["public", "token", "off"]
 MAX_RULES = 256
 Port = Annotated[int, Field(ge=1, le=65535)]
+_PATTERN = (
+    r"^(\*|(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?)*)$"
+)
+
+
+def _name_alone(text: str) -> str:
+    """People paste what they have: an address of the web, a name with a port."""
+    if re.fullmatch(_PATTERN, text):
+        return text
+    host = re.split(r"[/?#:]", text.partition("://")[2] or text)[0].rpartition("@")[2].rstrip(".")
+    if re.fullmatch(_PATTERN, host):
+        why = f"give the name alone: {host}; a scheme, a port, a path or a last dot is no part of it"
+    else:
+        why = (
+            "a domain is letters, digits, - and _ between dots (others in their xn-- form): example.com, *.example.com"
+        )
+    raise PydanticCustomError("domain", "{why}", {"why": why})
+
+
 #: `example.com`, or `*.example.com` for all names below it (not itself); `*` is every name.
 DomainPattern = Annotated[
     str,
-    StringConstraints(
-        to_lower=True,
-        strip_whitespace=True,
-        max_length=253,
-        pattern=r"^(\*|(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?)*)$",
-    ),
+    StringConstraints(to_lower=True, strip_whitespace=True, max_length=253),
+    AfterValidator(_name_alone),
+    Field(json_schema_extra={"pattern": _PATTERN}),
 ]
 RecordingName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
@@ -46,6 +65,16 @@ class EgressRule(Request):
             raise ValueError("a rule names a domain or a cidr, not both")
         return self
 
+    def in_vain(self) -> tuple[str, str] | None:
+        """Of a rule that can never be met: the field, and what to do instead. Asked of what is new: a policy that is in
+        force already must always be readable."""
+        if self.domain is not None and self.domain.rpartition(".")[2].isdigit():
+            why = f"{self.domain} is an address, or nothing, and `domain` is for names"
+            return "domain", f"{why}; give addresses by `cidr` (at the command line: --cidr, --allow-cidr)"
+        if self.cidr is not None and ":" in self.cidr and self.action == "allow":
+            return "cidr", f"{self.cidr} is IPv6, which sandboxes do not have; allow the name, or its IPv4 addresses"
+        return None
+
 
 class EgressPolicy(Request):
     """What may leave. The first rule that matches decides; after them those of the preset; what none allows is denied."""
@@ -68,6 +97,13 @@ class EgressPolicy(Request):
         if self.record is not None and self.replay is not None:
             raise ValueError("record and replay exclude each other")
         return self
+
+    def check_rules(self) -> None:
+        """Of a policy that is new."""
+        for number, rule in enumerate(self.rules):
+            if (found := rule.in_vain()) is not None:
+                field = f"network.egress.rules.{number}.{found[0]}"
+                raise InvalidRequest(f"{field}: {found[1]}", field=field)
 
 
 class IngressPolicy(Request):

@@ -126,10 +126,8 @@ class Door:
         if len(self._connections) >= MOST_CONNECTIONS:
             refusal = f"more than {MOST_CONNECTIONS} connections at once"
         elif not watch.meter.connect():
-            limit = watch.gate.allowance.connections_per_minute
-            refusal = (
-                f"more than {limit} connections in a minute; change it with `forkyard egress set {watch.sandbox_id}`"
-            )
+            limit = watch.gate.allowance.connections_per_minute or 0
+            refusal = f"more than {limit} connections in a minute; {watch.how(f'--connections {2 * limit}')}"
         if refusal is not None:
             reset(guest)
             watch.record("tcp", "denied", refusal, address=address, port=port)

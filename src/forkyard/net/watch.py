@@ -34,6 +34,8 @@ _RECORDS_PER_S, _RECORDS_BURST = 200.0, 2000.0
 #: So are HTTP requests: of one connection there may be any number.
 _REQUESTS_PER_S, _REQUESTS_BURST = 50.0, 500.0
 _PATH_CHARS = 512
+#: What is proposed to those who had none.
+_SOME_BUDGET_BYTES = 2**20
 #: Stand for names that are only replayed. Nothing outside has such an address (RFC 2544).
 _MADE_UP = IPv4Address("198.18.0.1")
 _MADE_UP_COUNT = 1 << 16
@@ -144,8 +146,13 @@ class Watch:
     def out_of_budget(self) -> str | None:
         if not self.meter.spent():
             return None
-        budget = self.gate.allowance.byte_budget
-        return f"the byte budget of {budget} bytes is used up; raise it with `forkyard egress set {self.sandbox_id}`"
+        budget = self.gate.allowance.byte_budget or 0
+        more = self.how(f"--budget {max(2 * budget, _SOME_BUDGET_BYTES)}")
+        return f"the byte budget of {budget} bytes is used up; {more}"
+
+    def how(self, more: str) -> str:
+        """To be told with a refusal by a limit: a command that is complete, and leaves the rest of the policy as it is."""
+        return f"for more: `forkyard egress set {self.sandbox_id} {more}`"
 
     async def owner(
         self, protocol: Literal["tcp", "udp"], source_port: int, address: str, port: int

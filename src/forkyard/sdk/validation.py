@@ -119,7 +119,10 @@ def dev_server_create(**fields: Any) -> DevServerCreate:
 
 
 def egress_rule(**fields: Any) -> EgressRule:
-    return _valid(EgressRule, fields)
+    rule = _valid(EgressRule, fields)
+    if (found := rule.in_vain()) is not None:
+        raise InvalidRequest(f"{found[0]}: {found[1]}", field=found[0])
+    return rule
 
 
 #: A preset's name; or what may leave; or that and what may enter. Plain mappings will do.
@@ -130,8 +133,11 @@ def network_policy(network: Network) -> NetworkPolicy:
     if isinstance(network, str):
         return _valid(NetworkPolicy, {"egress": {"preset": network}})
     if isinstance(network, EgressPolicy):
-        return NetworkPolicy(egress=network)
-    return network if isinstance(network, NetworkPolicy) else _valid(NetworkPolicy, dict(network))
+        network = NetworkPolicy(egress=network)
+    elif not isinstance(network, NetworkPolicy):
+        network = _valid(NetworkPolicy, dict(network))
+    network.egress.check_rules()
+    return network
 
 
 def review_plan(plan: ReviewPlan | Mapping[str, Any] | None) -> ReviewPlan:
@@ -147,4 +153,4 @@ def _valid(model: type[M], fields: Any) -> M:
         cls = InvalidShape if name in Shape.model_fields else InvalidRequest
         # What was given in place of a secret may be one.
         given = "" if name.startswith("secrets.") else f"={first['input']!r}"
-        raise cls(f"{name}{given} is not possible: {first['msg']}.", field=name) from None
+        raise cls(f"{name}{given} is not possible: {first['msg'].removeprefix('Value error, ')}.", field=name) from None
