@@ -512,6 +512,13 @@ async def test_a_ttl_that_is_renewed_while_upkeep_looks_is_not_the_end(
     assert await state(control, info.id) is State.RUNNING
 
 
+async def test_an_idle_one_that_lasts_until_it_is_stopped_sleeps(control: ControlPlane, clock: Clock) -> None:
+    info = await made(control, persistence="until-stopped", idle_timeout_s=10)
+    await after(control, clock, 10)
+    await after(control, clock, 0)
+    assert await state(control, info.id) is State.PAUSED
+
+
 async def test_a_delete_that_failed_is_tried_again(control: ControlPlane, host: MemoryHost, clock: Clock) -> None:
     info = await made(control, persistence="ephemeral", idle_timeout_s=10)
     host.faults = FaultPlan(fail={"destroy": HostFailure("it does not go away")})

@@ -495,6 +495,14 @@ async def test_an_ephemeral_sandbox_is_deleted_when_it_pauses_or_stops(
     assert host.world.machines == {}
 
 
+async def test_one_that_lasts_until_it_is_stopped_outlives_its_sleep(control: ControlPlane, host: MemoryHost) -> None:
+    info = await made(control, persistence="until-stopped")
+    assert (await control.sleep.pause(info.id)).state is State.PAUSED
+    assert (await control.sleep.resume(info.id)).state is State.RUNNING
+    ended = await control.power.stop(info.id)
+    assert (ended.state, ended.cause, host.world.machines) == (State.DELETED, Cause.EPHEMERAL, {})
+
+
 async def test_an_update_changes_what_is_given_and_nothing_else(control: ControlPlane) -> None:
     info = await made(control, name="a", labels={"a": "1"}, ttl_s=100)
     changed = await control.sandboxes.update(info.id, SandboxUpdate(labels={"b": "2"}, idle_timeout_s=None))

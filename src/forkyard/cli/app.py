@@ -116,7 +116,7 @@ def given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: None if value == NEVER else value for name, value in options.items() if value not in (None, {}, ())}
 
 
-PERSISTENCE = click.Choice(["ephemeral", "sticky", "persistent"])
+PERSISTENCE = click.Choice(["ephemeral", "until-stopped", "sticky", "persistent"])
 
 
 def find_sandbox(client: Forkyard, typed: str) -> Sandbox:

@@ -34,8 +34,8 @@ class Power:
     async def stop(
         self, sandbox_id: str, cause: Cause = Cause.STOPPED_BY_USER, *, hold_ttl: bool = False
     ) -> SandboxInfo:
-        """Shut it down; only its disk remains. Stopping what is stopped is fine. An ephemeral one is deleted. `hold_ttl`: its
-        ttl stands still until it is started."""
+        """Shut it down; only its disk remains. Stopping what is stopped is fine. One that does not outlast it is deleted.
+        `hold_ttl`: its ttl stands still until it is started."""
         work = partial(self._stop, sandbox_id, cause, hold_ttl)
         return sandbox_info(await self._ground.turns.run(sandbox_id, "stop", work))
 
@@ -47,8 +47,10 @@ class Power:
         if before.state not in (State.RUNNING, State.PAUSED):
             raise refusal(before, "only a running or paused sandbox can be stopped")
         record = await ground.move(before, State.STOPPING, cause, hold_ttl=hold_ttl)
-        if record.persistence == "ephemeral":
-            return await self._removal.end_in_turn(record, Cause.EPHEMERAL, "it is ephemeral, and was stopped")
+        if record.persistence in ("ephemeral", "until-stopped"):
+            return await self._removal.end_in_turn(
+                record, Cause.EPHEMERAL, f"it is {record.persistence}, and was stopped"
+            )
         try:
             async with asyncio.timeout(STOP_DEADLINE_S):
                 await ground.host.power_off(machine(record))

@@ -38,6 +38,7 @@ DELETE_RETRY_S = 30.0
 FORGET_EVERY_S = 3600.0
 
 Work = Callable[[], Awaitable[None]]
+_ENDS_IN = {"ephemeral": (State.PAUSED, State.STOPPED), "until-stopped": (State.STOPPED,)}
 
 
 class Upkeep:
@@ -125,8 +126,9 @@ class Upkeep:
             if record.on_ttl == "stop":
                 return partial(self._stop_at_ttl, record.id)
             return partial(self._removal.expire, record, Cause.TTL, f"its ttl of {record.ttl_s:g} s has passed")
-        if record.persistence == "ephemeral" and record.state in (State.PAUSED, State.STOPPED):
-            return partial(self._removal.expire, record, Cause.EPHEMERAL, f"it is ephemeral, and {record.state}")
+        if record.state in _ENDS_IN.get(record.persistence, ()):
+            detail = f"it is {record.persistence}, and {record.state}"
+            return partial(self._removal.expire, record, Cause.EPHEMERAL, detail)
         if record.state is State.RUNNING:
             return partial(self._look_after, record)
         hot = self._ground.hot.get(record.id)

@@ -25,7 +25,7 @@ from forkyard.models.volumes import MAX_VOLUMES, CacheKind, MountPath, SandboxVo
 #: Lower case letters and digits only: an id is also a host name and a label in preview URLs.
 SandboxId = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9]{19}$")]
 SnapshotId = Annotated[str, StringConstraints(pattern=r"^sc-[a-z0-9]{20}$")]
-Persistence = Literal["ephemeral", "sticky", "persistent"]
+Persistence = Literal["ephemeral", "until-stopped", "sticky", "persistent"]
 OnTtl = Literal["delete", "pause", "stop"]
 LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_./-]{1,64}$")]
 LabelValue = Annotated[str, StringConstraints(max_length=256)]
@@ -72,8 +72,8 @@ class SandboxCreate(Request):
     )
     persistence: Persistence = Field(
         "sticky",
-        description="`ephemeral`: deleted when it pauses or stops. `sticky`: may be evicted when the disk budget is "
-        "reached. `persistent`: never evicted.",
+        description="`ephemeral`: deleted when it pauses or stops. `until-stopped`: deleted when it stops, and kept while "
+        "it sleeps. `sticky`: may be evicted when the disk budget is reached. `persistent`: never evicted.",
     )
     priority: int = Field(5, ge=0, le=10, description="Of sticky sandboxes the lowest are evicted first.")
     checkpoint_every_s: float | None = Field(None, ge=1, description="Take a snapshot this often, automatically.")

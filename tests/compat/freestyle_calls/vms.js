@@ -55,12 +55,34 @@ call('vms.create: idleTimeoutSeconds null', async (y) => {
 })
 
 call('vms.create: persistence', async (y) => {
-  for (const persistence of [{ type: 'sticky', priority: 8 }, { type: 'ephemeral' }]) {
+  const kinds = [
+    { type: 'sticky', priority: 8 },
+    { type: 'ephemeral', deleteEvent: 'OnSuspend' },
+    { type: 'ephemeral', deleteEvent: 'OnStop' },
+    { type: 'persistent' },
+  ]
+  for (const persistence of kinds) {
     const { vm, vmId } = await y.fs.vms.create({ persistence })
     const row = (await y.fs.vms.list()).vms.find((one) => one.id === vmId)
     assert.deepEqual(row.persistence, persistence)
     await vm.delete()
   }
+})
+
+call('vms.create: deleteEvent', async (y) => {
+  const { vm } = await y.fs.vms.create({ persistence: { type: 'ephemeral', deleteEvent: 'OnStop' } })
+  await vm.exec(`mkdir -p ${y.dir} && echo kept > ${y.path('event')}`)
+  await vm.suspend()
+  assert.equal((await vm.exec(`cat ${y.path('event')}`)).stdout, 'kept\n')
+  if (y.newerThan('0.1.48')) {
+    await vm.resize(y.newerThan('0.1.62') ? { storage: 12 } : { rootfsSizeGb: 12 })
+    assert.equal((await vm.exec(`cat ${y.path('event')}`)).stdout, 'kept\n')
+  }
+  await vm.stop()
+  await fails('VM_DELETED', () => vm.getInfo())
+  const short = await y.fs.vms.create({ persistence: { type: 'ephemeral' } })
+  await short.vm.suspend()
+  await fails('VM_DELETED', () => short.vm.exec('true'))
 })
 
 call('vms.create: sizes', async (y) => {

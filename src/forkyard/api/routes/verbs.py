@@ -98,7 +98,8 @@ async def resume(
 
 @router.post("/stop", response_model=SandboxInfo, summary="Shut a sandbox down", responses=_SHOWN)
 async def stop(sandbox_id: str, control: Control) -> Response:
-    """Only its disk remains. Stopping a stopped one is fine. An ephemeral one is deleted."""
+    """Only its disk remains. Stopping a stopped one is fine. An ephemeral one is deleted,
+    and so is one that lasts until it is stopped."""
     return answer(await control.power.stop(sandbox_id))
 
 

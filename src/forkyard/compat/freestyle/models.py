@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, StringConstraints
 
 from forkyard.compat.freestyle.calls import Body
+from forkyard.models import Persistence as Ours
 
 MAX_SECONDS = 366 * 86400
 
@@ -37,6 +38,16 @@ Power = Annotated[int, Field(ge=1), AfterValidator(_power_of_two)]
 class Persistence(Body):
     type: Literal["sticky", "ephemeral", "persistent"] = "sticky"
     priority: int | None = Field(None, ge=0, le=10)
+    #: Of an ephemeral one: what it is deleted by. Their documentation begins it with a small letter.
+    delete_event: Literal["OnStop", "onStop", "OnSuspend", "onSuspend", "onIdleTimeout"] | None = Field(
+        None, alias="deleteEvent"
+    )
+
+    @property
+    def ours(self) -> Ours:
+        if self.type == "ephemeral" and self.delete_event in ("OnStop", "onStop"):
+            return "until-stopped"
+        return self.type
 
 
 class DomainWanted(Body):

@@ -97,7 +97,7 @@ class Vms:
             identity=await self.identity_for(plan.repos),
             name=body.name,
             idle_timeout_s=plan.idle_s,
-            persistence=keep.type,
+            persistence=keep.ours,
             priority=5 if keep.priority is None else keep.priority,
             annotations=note.annotations(),
             **fields,
@@ -293,15 +293,22 @@ class Vms:
         body = await call.body(models.ResizeVm)
         info = await self.living(call)
         wanted = _resize(body, info)
-        was_up = info.state not in (State.STOPPED, State.FAILED)
-        if was_up:
-            await self._control.power.stop(info.id)
+        await self._resized(info, wanted)
+        return done()
+
+    async def _resized(self, info: SandboxInfo, wanted: SandboxResize) -> SandboxInfo:
+        """With a stop between, if it was up: one that would not outlast that is kept meanwhile, and if it does not start."""
+        update = self._control.sandboxes.update
+        if info.state in (State.STOPPED, State.FAILED):
+            return await self._control.power.resize(info.id, wanted)
+        await update(info.id, SandboxUpdate(persistence="persistent"))
+        await self._control.power.stop(info.id)
         try:
             await self._control.power.resize(info.id, wanted)
         finally:
-            if was_up:
-                await self._control.power.start(info.id)
-        return done()
+            await self._control.power.start(info.id)
+            started = await update(info.id, SandboxUpdate(persistence=info.persistence))
+        return started
 
 
 def _resize(body: models.ResizeVm, info: SandboxInfo) -> SandboxResize:
@@ -391,7 +398,11 @@ def _row(info: SandboxInfo) -> dict[str, Any]:
 
 
 def persistence_of(info: SandboxInfo) -> dict[str, Any]:
-    return {"type": "sticky", "priority": info.priority} if info.persistence == "sticky" else {"type": info.persistence}
+    if info.persistence == "sticky":
+        return {"type": "sticky", "priority": info.priority}
+    if info.persistence == "persistent":
+        return {"type": "persistent"}
+    return {"type": "ephemeral", "deleteEvent": "OnStop" if info.persistence == "until-stopped" else "OnSuspend"}
 
 
 async def _disconnected(call: Call) -> None:

@@ -167,8 +167,9 @@ class Sandboxes:
         the last one, with its services running; `registry` is a user and a password for images of a private registry, and
         is kept nowhere. After `idle_timeout_s` without activity it goes to sleep, and
         the next call wakes it (None: never); after `ttl_s` it is deleted, or paused (`on_ttl`). `persistence`: `ephemeral`
-        is deleted when it pauses or stops; of the `sticky` ones the lowest `priority` gives way when the disk is full;
-        `persistent` never does. `checkpoint_every_s` takes a snapshot that often and keeps the last `checkpoints_kept`.
+        is deleted when it pauses or stops, `until-stopped` when it stops; of the `sticky` ones the lowest `priority` gives
+        way when the disk is full; `persistent` never does. `checkpoint_every_s` takes a snapshot that often and keeps the
+        last `checkpoints_kept`.
 
         `network`: what may leave and enter: the name of a preset, an `EgressPolicy` or a `NetworkPolicy`. Default: the
         preset `coding`; with a snapshot, what its sandbox has. `secrets` are variables whose value never enters the
