@@ -9,6 +9,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile --cache-clear
 AGAIN  := scripts/test-again $(BIN)/pytest
 
 FAST   := tests/unit tests/contract tests/compat/test_e2b_wire.py tests/compat/test_e2b_ports.py \
+          tests/compat/test_e2b_snapshots.py \
           tests/compat/test_freestyle_wire.py \
           tests/compat/test_freestyle_sockets.py
 SLOW   := tests/integration tests/vm tests/web

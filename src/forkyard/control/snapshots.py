@@ -43,14 +43,23 @@ class Snapshots:
 
     # ── make ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def create(self, sandbox_id: str, name: str | None = None, *, automatic: bool = False) -> SnapshotInfo:
-        """Of a running or paused sandbox, which goes on as it was."""
+    async def create(
+        self,
+        sandbox_id: str,
+        name: str | None = None,
+        *,
+        automatic: bool = False,
+        annotations: Mapping[str, str] | None = None,
+    ) -> SnapshotInfo:
+        """Of a running or paused sandbox, which goes on as it was. `annotations`: besides those of the sandbox."""
         _checked(name)
-        work = partial(self._create, sandbox_id, name, automatic)
+        work = partial(self._create, sandbox_id, name, automatic, annotations or {})
         # Not interruptible: a delete waits for it, for what it makes outlives the sandbox.
         return await self._ground.turns.run(sandbox_id, "snapshot", work, interruptible=False)
 
-    async def _create(self, sandbox_id: str, name: str | None, automatic: bool) -> SnapshotInfo:
+    async def _create(
+        self, sandbox_id: str, name: str | None, automatic: bool, annotations: Mapping[str, str]
+    ) -> SnapshotInfo:
         ground = self._ground
         record = await ground.record(sandbox_id)
         if record.state not in (State.RUNNING, State.PAUSED):
@@ -59,7 +68,13 @@ class Snapshots:
         await self._room.on_disk(need_bytes, f"a snapshot of sandbox {sandbox_id}", spare=sandbox_id)
         snapshot_id = new_snapshot_id()
         await ground.store.add_snapshot(
-            snapshot_id, sandbox_id, record.shape, name=name, automatic=automatic, trusts_ca=record.trusts_ca
+            snapshot_id,
+            sandbox_id,
+            record.shape,
+            name=name,
+            automatic=automatic,
+            trusts_ca=record.trusts_ca,
+            annotations={**record.annotations, **annotations},
         )
         reached("snapshot.recorded")
         try:
@@ -132,9 +147,10 @@ class Snapshots:
             items=[snapshot_info(record) for record in found], next_cursor=cursor_after(found[-1]) if more else None
         )
 
-    async def rename(self, snapshot_id: str, name: str) -> SnapshotInfo:
+    async def rename(self, snapshot_id: str, name: str, *, take: bool = False) -> SnapshotInfo:
+        """`take`: also if another one has this name, which has none then."""
         _checked(name)
-        renamed = await self._ground.store.rename_snapshot(snapshot_id, name)
+        renamed = await self._ground.store.rename_snapshot(snapshot_id, name, take=take)
         if renamed is None:
             raise SnapshotNotFound(f"there is no snapshot {snapshot_id!r}")
         return snapshot_info(renamed)

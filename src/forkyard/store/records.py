@@ -101,6 +101,7 @@ class SnapshotRecord:
     paused_ms: float
     created_at: datetime
     trusts_ca: bool | None = None  # whether its guest was told to trust our authority; None: nobody knows
+    annotations: Mapping[str, str] = field(default_factory=dict)  # of its sandbox then, and what was noted of itself
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ not ready when the daemon starts is half of something and is cleared away.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import sqlalchemy as sa
@@ -27,6 +28,7 @@ class SnapshotQueries(Database):
         name: str | None = None,
         automatic: bool = False,
         trusts_ca: bool | None = None,
+        annotations: Mapping[str, str] | None = None,
     ) -> None:
         """Not ready yet. `Conflict` if the name is taken."""
         row = {
@@ -40,6 +42,7 @@ class SnapshotQueries(Database):
             "paused_ms": 0.0,
             "created_at": datetime.now(UTC),
             "trusts_ca": trusts_ca,
+            "annotations": dict(annotations or {}),
         }
 
         def work(connection: sa.Connection) -> None:
@@ -48,11 +51,14 @@ class SnapshotQueries(Database):
 
         await self._write(work)
 
-    async def rename_snapshot(self, snapshot_id: str, name: str) -> SnapshotRecord | None:
-        """`Conflict` if the name is taken. None if there is no such snapshot."""
+    async def rename_snapshot(self, snapshot_id: str, name: str, *, take: bool = False) -> SnapshotRecord | None:
+        """`Conflict` if the name is taken; or, to `take` it, whoever has it has none then. None if there is no such
+        snapshot."""
         here = sa.and_(snapshots.c.id == snapshot_id, snapshots.c.ready)
 
         def work(connection: sa.Connection) -> SnapshotRecord | None:
+            if take:
+                connection.execute(snapshots.update().where(snapshots.c.name == name).values(name=None))
             _name_is_free(connection, name, snapshot_id)
             connection.execute(snapshots.update().where(here).values(name=name))
             row = connection.execute(snapshots.select().where(here)).mappings().first()
@@ -162,4 +168,5 @@ def _snapshot(row: sa.RowMapping) -> SnapshotRecord:
         paused_ms=row["paused_ms"],
         created_at=row["created_at"],
         trusts_ca=row["trusts_ca"],
+        annotations=row["annotations"] or {},
     )

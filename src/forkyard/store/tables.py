@@ -99,6 +99,7 @@ snapshots = sa.Table(
     sa.Column("paused_ms", sa.Float, nullable=False),
     sa.Column("created_at", UtcDateTime, nullable=False),
     sa.Column("trusts_ca", sa.Boolean),  # its guest, at that instant; null: nobody knows
+    sa.Column("annotations", sa.JSON),
     sa.Index(None, "created_at", "id"),
     sa.Index(None, "sandbox_id"),
 )

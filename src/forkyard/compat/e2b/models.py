@@ -104,6 +104,7 @@ class Fork(Body):
 
 
 class NewSnapshot(Body):
+    memory: bool = True
     name: Annotated[str, StringConstraints(min_length=1, max_length=256)] | None = None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from forkyard.lifecycle import State
 from forkyard.models import SandboxInfo
-from forkyard.store.records import SandboxRecord
+from forkyard.store.records import SandboxRecord, SnapshotRecord
 
 KEY = "e2b"
 _UP = frozenset({State.CREATING, State.RUNNING, State.RESUMING, State.STARTING})
@@ -26,8 +26,8 @@ class Note:
     workdir: str | None = None
 
     @classmethod
-    def of(cls, info: SandboxInfo | SandboxRecord) -> Note | None:
-        """None: it was not made through E2B's API."""
+    def of(cls, info: SandboxInfo | SandboxRecord | SnapshotRecord) -> Note | None:
+        """None: it was not made through E2B's API. Snapshots have that of their sandbox."""
         text = info.annotations.get(KEY)
         if text is None:
             return None

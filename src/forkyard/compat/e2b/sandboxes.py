@@ -73,8 +73,8 @@ class Sandboxes:
         origin = await self._templates.origin(body.template)
         note = Note(
             template=body.template,
-            user=None if origin.recipe is None else origin.recipe.user,
-            workdir=None if origin.recipe is None else origin.recipe.workdir,
+            user=origin.user,
+            workdir=origin.workdir,
             metadata=metadata,
             timeout_s=timeout_s,
             auto_resume=body.auto_resume is not None and body.auto_resume.enabled,
@@ -95,7 +95,18 @@ class Sandboxes:
         )
         create = self._control.sandboxes.create if origin.recipe is None else self._builds.sandbox
         made = await create(wanted, api_key_id=request.state.principal.id, idempotency_key=key)
+        if not origin.memory and made.incarnation == 1:  # else this is a second answer
+            made = await self._booted(made)
         return JSONResponse(self._sandbox(made), 201)
+
+    async def _booted(self, made: SandboxInfo) -> SandboxInfo:
+        """Without the memory of its snapshot."""
+        try:
+            await self._control.sleep.pause(made.id)
+            return await self._control.sleep.resume(made.id, memory=False)
+        except ForkyardError:
+            await self._control.sandboxes.delete(made.id)
+            raise
 
     def _sandbox(self, info: SandboxInfo) -> dict[str, Any]:
         return {

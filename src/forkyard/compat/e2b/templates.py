@@ -17,8 +17,9 @@ from forkyard.builds.templates import Recipe, Templates
 from forkyard.compat.e2b import models
 from forkyard.compat.e2b.errors import Refused
 from forkyard.compat.e2b.network import policy_of
+from forkyard.compat.e2b.notes import Note
 from forkyard.compat.e2b.recipes import recipe_of
-from forkyard.compat.e2b.snapshots import TEAM, find_snapshot
+from forkyard.compat.e2b.snapshots import DISK_ALONE, TEAM, find_snapshot
 from forkyard.compat.e2b.users import User
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import BuildNotFound, SnapshotNotFound, TemplateNotFound
@@ -41,6 +42,9 @@ class Origin:
 
     snapshot: str | None = None
     recipe: Recipe | None = None
+    user: str | None = None  # what commands run as, and where
+    workdir: str | None = None
+    memory: bool = True  # not: it boots the disk of the snapshot
 
 
 class TemplateRoutes:
@@ -55,12 +59,16 @@ class TemplateRoutes:
         if name == BASE:
             return Origin()
         try:
-            return Origin(recipe=(await self._templates.recipe(given))[1])
+            recipe = (await self._templates.recipe(given))[1]
+            return Origin(recipe=recipe, user=recipe.user, workdir=recipe.workdir)
         except TemplateNotFound:
             if name in PLAIN:
                 return Origin()
         try:
-            return Origin(snapshot=(await find_snapshot(self._control, given)).id)
+            found = await find_snapshot(self._control, given)
+            note = Note.of(found)
+            user, workdir = (None, None) if note is None else (note.user, note.workdir)
+            return Origin(found.id, None, user, workdir, memory=DISK_ALONE not in found.annotations)
         except SnapshotNotFound:
             raise Refused(404, f"template '{given[:128]}' not found") from None
 
