@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from typing import Any
 
 import pytest
@@ -92,6 +94,10 @@ def test_text_that_only_looks_like_a_heredoc_is_none() -> None:
         ("FROM debian\nUSER a b\n", 2, "user"),
         ("FROM $NOTHING\n", 1, "comes to nothing"),
         ("FROM debian\n\nCOPY --from=3 a b\n", 3, "no such stage"),
+        ("FROM --platform=linux/arm64 debian\n", 1, "this host runs linux/amd64"),
+        ("ARG P=linux/arm/v7\nFROM --platform=$P debian\n", 2, "this host runs linux/amd64"),
+        ("FROM debian\nADD https://example.com/a/repo.git#main /src\n", 2, "is a repository; clone it"),
+        ("FROM debian\nADD git@example.com:a/repo /src\n", 2, "is a repository; clone it"),
     ],
 )
 def test_a_mistake_is_named_with_its_line(text: str, line: int, why: str) -> None:
@@ -99,6 +105,67 @@ def test_a_mistake_is_named_with_its_line(text: str, line: int, why: str) -> Non
         stages(text or "\n")
     assert wrong.value.details["line"] == line
     assert f"line {line}:" in wrong.value.message
+
+
+@pytest.mark.parametrize("platform", ["linux/amd64", "$BUILDPLATFORM", "$TARGETPLATFORM", "${NONE:-amd64}"])
+def test_the_platform_of_this_host_may_be_named(platform: str) -> None:
+    assert stages(f"FROM --platform={platform} debian\n")[0].base == "debian"
+
+
+# ── what is written to do harm ───────────────────────────────────────────────────────────────────────────────────────
+
+TENFOLD = "$A" * 10
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "why"),
+    [
+        ("ARG A=xxxxxxxxxx\n" + f"ARG A={TENFOLD}\n" * 7 + "FROM debian\n", 5, "more than 65536 characters"),
+        ("FROM debian\nARG A=xxxxxxxxxx\n" + f"ARG A={TENFOLD}\n" * 7, 6, "more than 65536 characters"),
+        (
+            "FROM debian\nARG A=xxxxxxxxxx\n"
+            + f"ARG A={TENFOLD}\n" * 3
+            + "LABEL "
+            + " ".join(f"a{number}={TENFOLD[:8]}" for number in range(1000)),
+            6,
+            "more than 16777216 characters",
+        ),
+        (
+            "FROM debian\nARG A=xxxxxxxxxx\n" + f"ARG A={TENFOLD}\n" * 3 + f"ARG B={TENFOLD[:8]}\n" + "RUN x\n" * 450,
+            None,
+            "more than 16777216 characters",
+        ),
+        ("FROM debian\nENV A=" + "${B:-" * 2000 + "x" + "}" * 2000, 2, "more than 16 others"),
+        ("FROM debian\nRUN " + "--mount=type=cache " * 2000 + "true\n", 2, "more than 100 flags"),
+        ("FROM debian\n" + "ENV " + " ".join(f"A{number}=b" for number in range(2000)), 2, "more than 1000 variables"),
+        ("FROM debian\n" + "ARG " + " ".join(f"A{number}=b" for number in range(2000)), 2, "more than 1000 variables"),
+        ("FROM debian\nCOPY " + "a " * 2000 + "/to/\n", 2, "more than 1000 sources"),
+        ("FROM debian\n" + ("ADD " + "http://a " * 400 + "/to/\n") * 3, 4, "more than 1000 steps"),
+    ],
+)
+def test_what_a_dockerfile_may_come_to_is_bounded_and_told_at_once(text: str, line: int | None, why: str) -> None:
+    began = time.process_time()
+    with pytest.raises(InvalidDockerfile, match=why) as wrong:
+        Dockerfile.read(DockerfileSource(text=text, context=CONTEXT))
+    assert line is None or wrong.value.details["line"] == line
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# a=" + " " * 400_000 + "x y\nFROM debian\n",
+        "FROM debian\nCMD " + "[" * 400_000 + "\n",
+        "FROM debian\n" + ("EXPOSE " + " ".join(map(str, range(10000, 11000))) + "\n") * 80,
+        "FROM debian\nRUN " + "a " * 200_000 + "\n",
+    ],
+    ids=["blanks", "brackets", "ports", "words"],
+)
+def test_a_large_dockerfile_is_read_in_no_time(text: str) -> None:
+    began = time.process_time()
+    with contextlib.suppress(InvalidDockerfile):
+        stages(text)
+    assert time.process_time() - began < 4
 
 
 # ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────

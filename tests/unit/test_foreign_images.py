@@ -71,10 +71,10 @@ def layout(layers: list[bytes], *, compress: bool = True, platform: dict[str, st
     return tar_of(file("oci-layout", b'{"imageLayoutVersion": "1.0.0"}'), file("index.json", index), *named)
 
 
-def read(archive: bytes, tmp_path: Path) -> oci.Contents:
+def read(archive: bytes, tmp_path: Path, most_bytes: int = 2**30) -> oci.Contents:
     path = tmp_path / "archive.tar"
     path.write_bytes(archive)
-    return oci.read_archive(path, tmp_path / "scratch")
+    return oci.read_archive(path, tmp_path / "scratch", most_bytes)
 
 
 def unpacked(tmp_path: Path, *layers: bytes, most_bytes: int = 2**30) -> dict[str, Any]:
@@ -158,6 +158,43 @@ def test_a_blob_that_is_not_what_its_name_says_is_refused(tmp_path: Path) -> Non
     layer = tar_of(file("a", b"as it was"))
     with pytest.raises(InvalidImage, match="not what its name says"):
         read(layout([layer], compress=False).replace(b"as it was", b"not so  !"), tmp_path)
+
+
+def test_a_layer_that_is_named_many_times_is_written_once(tmp_path: Path) -> None:
+    layer = bytes(2**20)
+    manifest = json.dumps([{"Config": "c.json", "Layers": ["l", *["again"] * 99]}]).encode()
+    archive = tar_of(
+        file("c.json", config_of([layer] * 100)),
+        file("l", layer),
+        file("again", type=tarfile.SYMTYPE, linkname="l"),
+        file("manifest.json", manifest),
+    )
+    contents = read(gzip.compress(archive), tmp_path, most_bytes=4 * 2**20)
+    assert len(contents.layers) == 100
+    assert sum(path.stat().st_size for path in (tmp_path / "scratch").iterdir()) < 3 * 2**20
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_an_archive_that_comes_to_more_than_there_is_room_for_is_refused(linked: bool, tmp_path: Path) -> None:
+    layer = bytes(2**20)
+    names = [f"l{number}" for number in range(50)]
+    manifest = json.dumps([{"Config": "c.json", "Layers": names}]).encode()
+    kind = {"type": tarfile.SYMTYPE, "linkname": "l0"} if linked else {}
+    layers = [
+        file(name, *([] if linked and name != "l0" else [layer]), **(kind if name != "l0" else {})) for name in names
+    ]
+    archive = tar_of(file("c.json", config_of([layer] * 50)), *layers, file("manifest.json", manifest))
+    with pytest.raises(InvalidImage, match=r"larger than this host takes|at most 8388608 bytes"):
+        read(gzip.compress(archive), tmp_path, most_bytes=8 * 2**20)
+    scratch = tmp_path / "scratch"
+    assert sum(path.stat().st_size for path in scratch.glob("*")) < 9 * 2**20
+
+
+def test_an_archive_of_links_that_lead_round_is_refused(tmp_path: Path) -> None:
+    manifest = json.dumps([{"Config": "a", "Layers": []}]).encode()
+    archive = tar_of(file("a", type=tarfile.SYMTYPE, linkname="a"), file("manifest.json", manifest))
+    with pytest.raises(InvalidImage, match="cut off or no tar"):
+        read(archive, tmp_path)
 
 
 def test_registries_are_named_as_docker_names_them() -> None:
@@ -261,6 +298,11 @@ def test_a_layer_that_is_cut_off_or_too_large_is_refused(tmp_path: Path) -> None
         place = tmp_path / str(number)
         place.mkdir()
         assert why in unpacked(place, blob, most_bytes=most_bytes)["refused"]
+
+
+def test_the_layers_of_an_image_have_their_room_together(tmp_path: Path) -> None:
+    layers = [tar_of(file(name, os.urandom(100_000))) for name in "ab"]
+    assert "larger" in unpacked(tmp_path, *layers, most_bytes=200_000)["refused"]
 
 
 # ── imports ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -120,13 +120,13 @@ class Builds:
 
     async def plan(self, request: BuildCreate) -> BuildPlan:
         """What would come from the cache, and why the rest would not."""
-        self._drawing.check(request.spec)
+        await self._drawing.check(request.spec)
         stages = await self._drawing.draw(request.spec, request.registry)
         return BuildPlan(layers=[info for plan in (await self._plans(stages, request)).values() for info in plan])
 
     async def create(self, request: BuildCreate, *, key_id: str = "") -> BuildInfo:
         """Returns when it has begun."""
-        self._drawing.check(request.spec)
+        await self._drawing.check(request.spec)
         self._control.networks.check(request.network)
         if len(self._tasks) >= MAX_RUNNING:
             raise NoCapacity(f"{MAX_RUNNING} builds run already; wait for one of them", retry_after_s=5)
@@ -225,7 +225,7 @@ class Builds:
     ) -> str:
         """The snapshot of a spec, from the cache or built now; `begun` is told the id of the build then. Of `secrets` the
         build may use those that are stored."""
-        self._drawing.check(spec)
+        await self._drawing.check(spec)
         last = (await self._drawing.draw(spec, registry))[-1].layers[-1]
         if not last.skip_cache and (found := await self._cache.find(last.key)) is not None:
             return found.snapshot_id

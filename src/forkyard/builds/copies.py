@@ -1,7 +1,7 @@
 """Files brought into a guest: out of an upload, or out of the guest of another stage.
 
-Owns: what lies between `copying`, which knows archives, and guests. What comes out of a guest is bounded, and goes to
-disk on its way.
+Owns: what lies between `copying`, which knows archives, and guests. What comes out of a guest or an upload is bounded,
+and goes to disk on its way.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from typing import IO
 
 from forkyard.builds.copying import Archive, Owner
 from forkyard.builds.dockerfile.instructions import CopyStep
-from forkyard.errors import FileMissing, GuestFailure, InvalidRequest
+from forkyard.builds.uploads import PARTIAL
+from forkyard.errors import FileMissing, InvalidRequest
 from forkyard.guest.base import Guest
+from forkyard.images.archives import Bounded
 from forkyard.models.bases import AddStep
 
 MAX_BYTES = 16 * 2**30
@@ -28,9 +30,10 @@ _MAX_LINKS = 8
 
 @dataclass(frozen=True)
 class Materials:
-    """What steps may ask for besides the machine they are done in."""
+    """What steps may ask for besides the machine they are done in. `scratch`: where files lie on their way."""
 
     upload: Callable[[str], Path]
+    scratch: Path
     stage: Callable[[int], Awaitable[Guest]]
     secrets: Mapping[str, str] = field(default_factory=dict)  # by name, what stands for them inside
 
@@ -43,30 +46,34 @@ async def add(guest: Guest, step: AddStep, workdir: str | None, materials: Mater
     if isinstance(step, CopyStep) and step.stage is not None:
         source = await materials.stage(step.stage)
         for path in step.sources:
-            with tempfile.TemporaryDirectory(prefix="forkyard-copy-") as scratch:
-                archive, wanted = await _taken(source, path, Path(scratch) / "tar")
-                await _put(guest, archive, [wanted], step, to, owner)
+            with tempfile.NamedTemporaryFile(dir=materials.scratch, prefix=PARTIAL) as file:
+                wanted = await _taken(source, path, file, materials.scratch)
+                await _put(guest, Path(file.name), [wanted], step, to, owner, materials.scratch)
     else:
         assert step.context is not None
-        await _put(guest, materials.upload(step.context), step.sources, step, to, owner or Owner(0, 0))
+        archive = materials.upload(step.context)
+        await _put(guest, archive, step.sources, step, to, owner or Owner(0, 0), materials.scratch)
 
 
-async def _put(guest: Guest, archive: Path, sources: list[str], step: AddStep, to: str, owner: Owner | None) -> None:
+async def _put(
+    guest: Guest, archive: Path, sources: list[str], step: AddStep, to: str, owner: Owner | None, scratch: Path
+) -> None:
     def repack(out: IO[bytes]) -> None:
         with Archive(archive) as opened:
             place = f"{to}/" if opened.is_directory(sources) and not to.endswith("/") else to
-            opened.repack(sources, place, out, owner=owner, mode=step.mode, extract=step.extract)
+            bounded = Bounded(out, scratch, MAX_BYTES)
+            opened.repack(sources, place, bounded, owner=owner, mode=step.mode, extract=step.extract)
         out.seek(0)
 
-    with tempfile.TemporaryFile(prefix="forkyard-copy-") as out:
+    with tempfile.TemporaryFile(dir=scratch, prefix=PARTIAL) as out:
         await asyncio.to_thread(repack, out)
         if to.endswith("/"):
             await guest.mkdir(to)
         await guest.upload_tar("/", _chunks(out), owners=True)
 
 
-async def _taken(source: Guest, path: str, to: Path) -> tuple[Path, str]:
-    """An archive with what is at `path` in another machine, and what that is called in it."""
+async def _taken(source: Guest, path: str, to: IO[bytes], scratch: Path) -> str:
+    """An archive with what is at `path` in another machine is written. Returns what that is called in it."""
     path = posixpath.normpath(posixpath.join("/", path))
     # A pattern is for the archive: what is above it is fetched.
     parts = path.strip("/").split("/")
@@ -79,15 +86,12 @@ async def _taken(source: Guest, path: str, to: Path) -> tuple[Path, str]:
         raise InvalidRequest(f"there is nothing called {path} in the stage to copy from") from None
     if info.type != "directory":
         wanted = posixpath.basename(fetched)
-    size = 0
-    with to.open("wb") as file:
-        async with source.download_tar(fetched, attributes=True) as chunks:
-            async for chunk in chunks:
-                size += len(chunk)
-                if size > MAX_BYTES:
-                    raise GuestFailure(f"{path} is larger than the {MAX_BYTES} bytes that can be copied")
-                await asyncio.to_thread(file.write, chunk)
-    return to, wanted or "."
+    bounded = Bounded(to, scratch, MAX_BYTES)
+    async with source.download_tar(fetched, attributes=True) as chunks:
+        async for chunk in chunks:
+            await asyncio.to_thread(bounded.write, chunk)
+    await asyncio.to_thread(to.flush)
+    return wanted or "."
 
 
 async def _is_directory(guest: Guest, path: str) -> bool:

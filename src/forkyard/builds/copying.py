@@ -13,11 +13,14 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from forkyard.errors import InvalidRequest
+from forkyard.images.archives import BROKEN, Bounded, Member, members
 
 MAX_MEMBERS = 500_000
+#: Of an archive when it is unpacked, and of what is taken out of it at once.
+MAX_BYTES = 32 * 2**30
+_MAX_LINKS = 8
 _CHUNK_BYTES = 1 << 20
 
 
@@ -42,23 +45,21 @@ class Archive:
 
     def __enter__(self) -> Archive:
         try:
-            self._tar = tarfile.open(self._path, "r:*")
-        except (tarfile.TarError, EOFError, OSError) as error:
-            raise InvalidRequest(f"this is no whole tar archive: {error}") from None
+            self._tar = tarfile.open(self._path, "r:*", tarinfo=Member)
+        except BROKEN as error:
+            raise _not_whole(error) from None
         try:
             self._read()
         except BaseException as error:
             self._tar.close()
-            if isinstance(error, tarfile.TarError | EOFError | OSError):
-                raise InvalidRequest(f"this is no whole tar archive: {error}") from None
+            if isinstance(error, BROKEN):
+                raise _not_whole(error) from None
             raise
         return self
 
     def _read(self) -> None:
-        for member in self._tar:
+        for member in members(self._tar, most=MAX_MEMBERS, most_bytes=MAX_BYTES):
             self._members[_name(member.name)] = member
-            if len(self._members) > MAX_MEMBERS:
-                raise InvalidRequest(f"an archive has at most {MAX_MEMBERS} files")
 
     def __exit__(self, *_: object) -> None:
         self._tar.close()
@@ -73,6 +74,10 @@ class Archive:
             several = len(matches) > 1 or len(sources) > 1
             for name in matches:
                 found += self._one(name, several=several)
+                if len(found) > MAX_MEMBERS:
+                    raise InvalidRequest(f"more than {MAX_MEMBERS} files are too many to copy at once")
+        if sum(pick.member.size for pick in found) > MAX_BYTES:
+            raise InvalidRequest(f"more than {MAX_BYTES} bytes are too many to copy at once")
         return found
 
     def _one(self, name: str, *, several: bool) -> Iterator[Pick]:
@@ -101,15 +106,17 @@ class Archive:
 
     def digest(self, sources: Sequence[str]) -> str:
         """Of all that counts of what these mean. Times do not."""
+        picks = self.pick(sources)
+        # As they lie in the archive: in a packed one every way back is the whole way again.
+        contents = {pick.member.offset: pick.member for pick in picks}
+        digests = {offset: self._digest(contents[offset]) for offset in sorted(contents)}
         hashed = hashlib.sha256()
-        for pick in sorted(self.pick(sources), key=lambda pick: pick.name):
+        for pick in sorted(picks, key=lambda pick: pick.name):
             member = pick.member
             hashed.update(
                 f"{pick.name}\0{member.type!r}\0{member.mode:o}\0{member.linkname}\0".encode(errors="replace")
             )
-            for chunk in self._content(member):
-                hashed.update(chunk)
-            hashed.update(b"\0")
+            hashed.update(digests[member.offset])
         return hashed.hexdigest()
 
     def is_directory(self, sources: Sequence[str]) -> bool:
@@ -117,12 +124,12 @@ class Archive:
         return any(pick.name for pick in self.pick(sources))
 
     def repack(
-        self, sources: Sequence[str], to: str, out: IO[bytes], *, owner: Owner | None, mode: int | None, extract: bool
+        self, sources: Sequence[str], to: str, out: Bounded, *, owner: Owner | None, mode: int | None, extract: bool
     ) -> None:
         """An archive for `/`. `to` with a `/` at its end is a directory. Without an `owner` it is as in the archive."""
         base = posixpath.normpath(to).lstrip("/")
         renamed: dict[str, str] = {}
-        with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as made:
+        with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as made:  # type: ignore[call-overload]
             for pick in self.pick(sources):
                 member, name = pick.member, pick.name
                 if not name and to.endswith("/"):
@@ -130,7 +137,6 @@ class Archive:
                 if extract and member.isreg() and self._unpacked(member, base, made, owner):
                     continue
                 target = posixpath.normpath(posixpath.join(base, name))
-                renamed[_name(member.name)] = target
                 copy = member.replace(name=target, deep=False)
                 if owner is not None:
                     copy.uid, copy.gid = owner.uid, owner.gid
@@ -140,23 +146,35 @@ class Archive:
                 if member.islnk():
                     there = renamed.get(_name(member.linkname))
                     if there is None:  # its other name is not copied: it becomes a file of its own
-                        copy.type, copy.linkname = tarfile.REGTYPE, ""
-                        copy.size = self._members[_name(member.linkname)].size
+                        member = self._linked(member)
+                        copy.type, copy.linkname, copy.size = tarfile.REGTYPE, "", member.size
                     else:
                         copy.linkname = there
+                renamed[_name(pick.member.name)] = target
                 made.addfile(copy, self._tar.extractfile(member) if copy.isreg() else None)
+
+    def _linked(self, member: tarfile.TarInfo) -> tarfile.TarInfo:
+        """What a hard link is another name of."""
+        found: tarfile.TarInfo | None = member
+        for _ in range(_MAX_LINKS):
+            if found is None or not found.islnk():
+                break
+            found = self._members.get(_name(found.linkname))
+        if found is None or not found.isreg():
+            raise InvalidRequest(f"{member.name!r} is a link to {member.linkname!r}, which is no file of its archive")
+        return found
 
     def _unpacked(self, member: tarfile.TarInfo, base: str, made: tarfile.TarFile, owner: Owner | None) -> bool:
         """Whether it was an archive itself, and is unpacked now."""
         content = self._tar.extractfile(member)
         assert content is not None
         try:
-            inner = tarfile.open(fileobj=content, mode="r:*")  # noqa: SIM115
-        except (tarfile.TarError, EOFError):
+            inner = tarfile.open(fileobj=content, mode="r:*", tarinfo=Member)  # noqa: SIM115
+        except BROKEN:
             return False
         with inner:
             try:
-                for one in inner:
+                for one in members(inner, most=MAX_MEMBERS, most_bytes=MAX_BYTES):
                     name = posixpath.normpath(posixpath.join(base, _name(one.name)))
                     copy = one.replace(name=name, deep=False)
                     if one.islnk():
@@ -165,14 +183,23 @@ class Archive:
                         copy.uid, copy.gid = owner.uid, owner.gid
                     copy.uname = copy.gname = ""
                     made.addfile(copy, inner.extractfile(one) if one.isreg() else None)
-            except (tarfile.TarError, EOFError) as error:
+            except BROKEN as error:
                 raise InvalidRequest(f"{member.name} is an archive that cannot be unpacked: {error}") from None
         return True
 
-    def _content(self, member: tarfile.TarInfo) -> Iterator[bytes]:
+    def _digest(self, member: tarfile.TarInfo) -> bytes:
+        hashed = hashlib.sha256()
         file = self._tar.extractfile(member) if member.isreg() else None
-        while file is not None and (chunk := file.read(_CHUNK_BYTES)):
-            yield chunk
+        try:
+            while file is not None and (chunk := file.read(_CHUNK_BYTES)):
+                hashed.update(chunk)
+        except BROKEN as error:
+            raise _not_whole(error) from None
+        return hashed.digest()
+
+
+def _not_whole(error: BaseException) -> InvalidRequest:
+    return InvalidRequest(f"this is no whole tar archive: {error}")
 
 
 def _name(name: str) -> str:

@@ -41,10 +41,10 @@ class Drawing:
         self._uploads = uploads
         self._digests: dict[tuple[str, tuple[str, ...]], str] = {}
 
-    def check(self, spec: Spec) -> None:
+    async def check(self, spec: Spec) -> None:
         """What can be said at once."""
         if spec.dockerfile is not None:
-            Dockerfile.read(spec.dockerfile)
+            await asyncio.to_thread(Dockerfile.read, spec.dockerfile)
         elif spec.image is not None:
             self._bases.check(spec.image)
         elif not is_snapshot(spec.base):
@@ -76,7 +76,7 @@ class Drawing:
             named[name] = await self._bases.named(name, auth, tell)
             return named[name].config
 
-        stages = await Dockerfile.read(spec.dockerfile).stages(config_of)
+        stages = await (await asyncio.to_thread(Dockerfile.read, spec.dockerfile)).stages(config_of)
         drawn: dict[int, Drawn] = {}
         for stage in stages:
             # The steps of the spec follow those of its Dockerfile, with numbers that no line has.

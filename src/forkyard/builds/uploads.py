@@ -16,31 +16,36 @@ from collections.abc import AsyncIterable
 from pathlib import Path
 
 from forkyard.errors import InvalidRequest, NoCapacity, UploadNotFound
+from forkyard.images.archives import RESERVE_BYTES
 from forkyard.models.bases import UploadInfo
 
 MAX_BYTES = 32 * 2**30
-#: Left free on the disk, whoever uploads.
-RESERVE_BYTES = 2**30
 KEPT_S = 7 * 86400.0
 _WRITE_BYTES = 1 << 20
-_PARTIAL = ".partial-"
+#: What is on its way; gone after a restart.
+PARTIAL = ".partial-"
 
 
 class Uploads:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
+    @property
+    def scratch(self) -> Path:
+        """For files whose names begin with `PARTIAL`."""
+        return self._directory
+
     def start(self) -> None:
         """Blocking. What an earlier daemon did not come to finish is removed."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for path in self._directory.glob(f"{_PARTIAL}*"):
+        for path in self._directory.glob(f"{PARTIAL}*"):
             path.unlink(missing_ok=True)
         self._sweep()
 
     async def receive(self, chunks: AsyncIterable[bytes], digest: str | None = None) -> UploadInfo:
         """Kept when it is whole. With a `digest`, it must be that."""
         await asyncio.to_thread(self._sweep)
-        with tempfile.NamedTemporaryFile(dir=self._directory, prefix=_PARTIAL, delete=False) as file:
+        with tempfile.NamedTemporaryFile(dir=self._directory, prefix=PARTIAL, delete=False) as file:
             try:
                 info = await self._written(file.fileno(), chunks)
                 if digest is not None and info.id != digest:

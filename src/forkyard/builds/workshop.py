@@ -234,7 +234,9 @@ class Workshop:
             try:
                 given = (await control.ground.record(sandbox_id)).secrets
                 placeholders = {name: secret.placeholder for name, secret in given.items()}
-                await do_steps(guest, layer, tell, clone, Materials(self._uploads.find, stage, placeholders))
+                await do_steps(
+                    guest, layer, tell, clone, Materials(self._uploads.find, self._uploads.scratch, stage, placeholders)
+                )
             except StepFailed as failed:
                 raise LayerFailed(layer.index, failed, await self._debug(sandbox_id, guest, failed)) from failed
 

@@ -124,7 +124,7 @@ class ForeignImages:
         self, name: str, to: Path, archive: Path | None, credentials: tuple[str, str] | None
     ) -> oci.Contents:
         if archive is not None:
-            return await asyncio.to_thread(oci.read_archive, archive, to)
+            return await asyncio.to_thread(oci.read_archive, archive, to, _room(self._dir))
         if name == SCRATCH:
             return oci.Contents("sha256:" + hashlib.sha256(b"scratch").hexdigest())
         plain = registry.registry_of(name) in self._plain_http
@@ -159,14 +159,11 @@ class ForeignImages:
         await build_into(target, progress, build)
 
     async def _unpacked(self, contents: oci.Contents, runtime: Path, root: Path, task: Path) -> bool:
-        free = shutil.disk_usage(root).free - RESERVE_BYTES
-        if free <= 0:
-            raise NoCapacity("there is no room on the disk for another image")
         config = contents.config.model_dump_json()
         layers = [{"blob": str(layer.blob), "diff_id": layer.diff_id} for layer in contents.layers]
         wanted: dict[str, Any] = {
             # The files, and then the disk that they are put on.
-            "most_bytes": min(MAX_BYTES, free // 2),
+            "most_bytes": _room(root) // 2,
             "layers": layers,
             "runtime": str(runtime),
             "files": {**_FILES, "/opt/forkyard/image.json": config},
@@ -183,6 +180,16 @@ class ForeignImages:
         if "failed" in answer:
             raise ImageBuildFailed(f"the image could not be unpacked: {answer['failed']}")
         return bool(answer["systemd"])
+
+
+def _room(directory: Path) -> int:
+    """What an image may take on the disk of this directory."""
+    free = shutil.disk_usage(directory).free - RESERVE_BYTES
+    if free <= 0:
+        raise NoCapacity(
+            "there is no room on the disk for another image; delete snapshots, or `forkyard images rm` one"
+        )
+    return min(MAX_BYTES, free)
 
 
 def _named(target: Path, name: str) -> ImageInfo:

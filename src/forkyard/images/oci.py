@@ -9,17 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
 import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from forkyard.errors import InvalidImage
+from forkyard.images.archives import BROKEN, Member, members
 from forkyard.models.bases import ImageConfig
 
 OS, ARCHITECTURE = "linux", "amd64"
 MAX_LAYERS = 500
+MAX_MEMBERS = 100_000
 _MAX_JSON_BYTES = 8 * 2**20
 _BLOB = re.compile(r"(?:\./)?blobs/sha256/([0-9a-f]{64})$")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}$")
@@ -40,40 +41,51 @@ class Contents:
     layers: tuple[Layer, ...] = ()
 
 
-def read_archive(archive: Path, scratch: Path) -> Contents:
-    """A tar archive of an OCI layout, or of `docker save`."""
+def read_archive(archive: Path, scratch: Path, most_bytes: int) -> Contents:
+    """A tar archive of an OCI layout, or of `docker save`. At most so much of it is written."""
     try:
-        with tarfile.open(archive, "r:*") as opened:
-            members = {member.name.removeprefix("./"): member for member in opened}
-            if "oci-layout" in members and "index.json" in members:
-                _take_layout(opened, members, scratch)
+        with tarfile.open(archive, "r:*", tarinfo=Member) as opened:
+            found = members(opened, most=MAX_MEMBERS, most_bytes=most_bytes, refusal=InvalidImage)
+            by_name = {member.name.removeprefix("./"): member for member in found}
+            if "oci-layout" in by_name and "index.json" in by_name:
+                _take_layout(_Writer(opened, most_bytes), by_name, scratch)
                 return read_layout(scratch)
-            if "manifest.json" in members:
-                return _read_saved(opened, members, scratch)
-    except (tarfile.TarError, EOFError, OSError, KeyError) as error:
+            if "manifest.json" in by_name:
+                return _read_saved(_Writer(opened, most_bytes), by_name, scratch)
+    except (*BROKEN, KeyError, RecursionError) as error:
         raise InvalidImage(f"the archive is cut off or no tar archive: {error}") from None
     raise InvalidImage(
         "the archive is neither an OCI layout nor one of `docker save`: it has no oci-layout, no manifest.json"
     )
 
 
-def _take_layout(archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo], to: Path) -> None:
+def _take_layout(writer: _Writer, members: dict[str, tarfile.TarInfo], to: Path) -> None:
     (to / "blobs" / "sha256").mkdir(parents=True)
     for name, member in members.items():
         if name in ("oci-layout", "index.json"):
-            _write(archive, member, to / name)
+            writer.write(member, to / name)
         elif found := _BLOB.match(name):
-            _write(archive, member, to / "blobs" / "sha256" / found[1])
+            writer.write(member, to / "blobs" / "sha256" / found[1])
 
 
-def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, to: Path) -> None:
-    content = archive.extractfile(member)
-    if content is None:
-        raise InvalidImage(f"{member.name} in the archive is no file")
-    with to.open("wb") as out:
-        shutil.copyfileobj(content, out, _CHUNK_BYTES)
-    if to.stat().st_size != archive.getmember(member.name).size and member.isreg():
-        raise InvalidImage(f"{member.name} in the archive is cut off")
+class _Writer:
+    """Members of an archive as files, which together become no larger than they may."""
+
+    def __init__(self, archive: tarfile.TarFile, most_bytes: int) -> None:
+        self._archive, self._left_bytes = archive, most_bytes
+
+    def write(self, member: tarfile.TarInfo, to: Path) -> None:
+        content = self._archive.extractfile(member)  # of a link, what it names: old archives have a layer once
+        if content is None:
+            raise InvalidImage(f"{member.name} in the archive is no file")
+        with to.open("wb") as out:
+            while chunk := content.read(_CHUNK_BYTES):
+                self._left_bytes -= len(chunk)
+                if self._left_bytes < 0:
+                    raise InvalidImage("the image is larger than this host takes")
+                out.write(chunk)
+        if member.isreg() and to.stat().st_size != member.size:
+            raise InvalidImage(f"{member.name} in the archive is cut off")
 
 
 def read_layout(directory: Path) -> Contents:
@@ -83,7 +95,12 @@ def read_layout(directory: Path) -> Contents:
     layers = manifest.get("layers")
     if not isinstance(layers, list) or len(layers) > MAX_LAYERS:
         raise InvalidImage(f"the manifest names no layers, or more than {MAX_LAYERS}")
-    return _contents(config, [_blob(directory, layer) for layer in layers])
+    blobs: dict[str, Path] = {}
+    for layer in layers:
+        digest = str(layer.get("digest")) if isinstance(layer, dict) else ""
+        if digest not in blobs:
+            blobs[digest] = _blob(directory, layer)
+    return _contents(config, [blobs[str(layer["digest"])] for layer in layers])
 
 
 def _manifest(directory: Path, index: dict[str, Any], depth: int) -> dict[str, Any]:
@@ -121,22 +138,24 @@ def _blob(directory: Path, descriptor: Any) -> Path:
     return path
 
 
-def _read_saved(archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo], scratch: Path) -> Contents:
+def _read_saved(writer: _Writer, members: dict[str, tarfile.TarInfo], scratch: Path) -> Contents:
     scratch.mkdir(parents=True, exist_ok=True)
-    _write(archive, members["manifest.json"], scratch / "manifest.json")
+    writer.write(members["manifest.json"], scratch / "manifest.json")
     listed = _parsed(scratch / "manifest.json")
     if not isinstance(listed, list) or len(listed) != 1 or not isinstance(listed[0], dict):
         raise InvalidImage("the archive must hold one image; save one by its name")
     names = listed[0].get("Layers")
     if not isinstance(names, list) or len(names) > MAX_LAYERS:
         raise InvalidImage("the archive's manifest.json names no layers")
-    paths = []
-    for number, name in enumerate([listed[0].get("Config"), *names]):
+    wanted = [listed[0].get("Config"), *names]
+    for name in wanted:
         if not isinstance(name, str) or name not in members:
             raise InvalidImage(f"{name!r} is not in the archive; it is not whole")
-        paths.append(scratch / str(number))
-        _write(archive, members[name], paths[-1])
-    return _contents(paths[0], paths[1:])
+    # Each once, and as they lie in the archive: in a packed one every way back is the whole way again.
+    paths = {name: scratch / str(number) for number, name in enumerate(dict.fromkeys(wanted))}
+    for name in sorted(paths, key=lambda name: members[name].offset):
+        writer.write(members[name], paths[name])
+    return _contents(paths[wanted[0]], [paths[name] for name in wanted[1:]])
 
 
 def _contents(config_file: Path, blobs: list[Path]) -> Contents:

@@ -33,11 +33,18 @@ class Refused(Exception):
     """The image is not one."""
 
 
+class Room:
+    """What all layers may still come to."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.left_bytes = most_bytes
+
+
 class Measured:
     """A stream that counts and hashes what is read from it."""
 
-    def __init__(self, chunks: Iterator[bytes], most_bytes: int) -> None:
-        self._chunks, self._left, self._ahead = chunks, most_bytes, b""
+    def __init__(self, chunks: Iterator[bytes], room: Room) -> None:
+        self._chunks, self._room, self._ahead = chunks, room, b""
         self.hashed = hashlib.sha256()
 
     def read(self, size: int = -1) -> bytes:
@@ -45,8 +52,8 @@ class Measured:
             chunk = next(self._chunks, b"")
             if not chunk:
                 break
-            self._left -= len(chunk)
-            if self._left < 0:
+            self._room.left_bytes -= len(chunk)
+            if self._room.left_bytes < 0:
                 raise Refused("the image is larger than this host takes")
             self.hashed.update(chunk)
             self._ahead += chunk
@@ -243,9 +250,9 @@ def _runs(path: str) -> bool:
 def main() -> None:
     with open(sys.argv[2]) as file:
         task: dict[str, Any] = json.load(file)
-    most_bytes = int(task["most_bytes"])
-    layers = [(Measured(opened(one["blob"]), most_bytes), one["diff_id"]) for one in task["layers"]]
-    runtime = Measured(opened(task["runtime"]), most_bytes)
+    room = Room(int(task["most_bytes"]))
+    layers = [(Measured(opened(one["blob"]), room), one["diff_id"]) for one in task["layers"]]
+    runtime = Measured(opened(task["runtime"]), room)
     os.umask(0o022)
     os.chroot(sys.argv[1])
     os.chdir("/")

@@ -103,7 +103,7 @@ class ImageConfig(Answer):
         replaced = ("user", "workdir", "entrypoint", "cmd")
         changed = {name: value for name in replaced if (value := getattr(step, name)) is not None}
         labels = {**self.labels, **step.labels}
-        expose = [*self.expose, *(port for port in step.expose if port not in self.expose)]
+        expose = list(dict.fromkeys([*self.expose, *step.expose]))
         return self.model_copy(update={**changed, "labels": labels, "expose": expose})
 
 

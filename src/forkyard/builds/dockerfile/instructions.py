@@ -9,21 +9,28 @@ import hashlib
 import posixpath
 import re
 import shlex
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
 from forkyard.builds.dockerfile.parser import Instruction
-from forkyard.builds.dockerfile.words import expand, split
+from forkyard.builds.dockerfile.words import MAX_CHARS, Unbounded, expand, split
 from forkyard.errors import InvalidDockerfile
 from forkyard.models.bases import AddStep, ConfigStep, DockerfileSource, ImageConfig
-from forkyard.models.specs import FileStep, LayerStep, RunStep, SecretName, Step
+from forkyard.models.specs import MAX_FILE_BYTES, FileStep, LayerStep, RunStep, SecretName, Step
 from forkyard.models.texts import Name, Part, Path
 
+MAX_STEPS = 1000
+MAX_SOURCES = 1000
+MAX_VARIABLES = 1000
+#: What all values may come to once variables are put in, and the variables that each RUN is given.
+MAX_EXPANDED_CHARS = 16 * 2**20
 _SHELL = ("/bin/sh", "-c")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*$")
 _URL = re.compile(r"[a-z]+://|git@")
+_GIT = re.compile(r"https?://[^?#]*\.git(#|$)")
 _HARMLESS_MOUNTS = ("type=cache", "type=tmpfs")
 _SECRET_OPTIONS = frozenset(
     ["type", "id", "source", "src", "target", "dst", "destination", "env", "required", "mode", "uid", "gid"]
@@ -69,21 +76,40 @@ class MountedRun(RunStep):
 StageOf = Callable[[str, int], int]
 
 
-def put_in(one: Instruction, word: str, variables: Mapping[str, str]) -> str:
+class Room:
+    """What a Dockerfile may still come to: a few lines can name each other to any size."""
+
+    def __init__(self) -> None:
+        self._left_chars = MAX_EXPANDED_CHARS
+
+    def take(self, one: Instruction, chars: int) -> None:
+        self._left_chars -= chars
+        if self._left_chars < 0:
+            raise one.wrong(
+                f"with its variables put in the Dockerfile has more than {MAX_EXPANDED_CHARS} characters; use "
+                "fewer, or shorter ones"
+            ) from Unbounded()
+
+
+def put_in(one: Instruction, word: str, variables: Mapping[str, str], room: Room, most_chars: int = MAX_CHARS) -> str:
     try:
-        return expand(word, variables, one.escape)
+        found = expand(word, variables, one.escape, most_chars)
     except ValueError as error:
-        raise one.wrong(str(error)) from None
+        raise one.wrong(str(error)) from error
+    room.take(one, len(found))
+    return found
 
 
-def arguments(one: Instruction, variables: Mapping[str, str]) -> list[tuple[str, str | None]]:
+def arguments(one: Instruction, variables: Mapping[str, str], room: Room) -> list[tuple[str, str | None]]:
     """What ARG names, with the values it gives."""
     found: list[tuple[str, str | None]] = []
     for word in one.words():
+        if len(found) == MAX_VARIABLES:
+            raise one.wrong(f"more than {MAX_VARIABLES} variables are too many")
         name, equals, value = word.partition("=")
         if not _NAME.match(name):
             raise one.wrong(f"{name!r} cannot be the name of a variable")
-        found.append((name, put_in(one, value, variables) if equals else None))
+        found.append((name, put_in(one, value, variables, room) if equals else None))
     return found
 
 
@@ -91,9 +117,9 @@ class Compiler:
     """Goes through the instructions of one stage. `config` is that of what it starts from."""
 
     def __init__(
-        self, source: DockerfileSource, config: ImageConfig, known: Mapping[str, str], stage_of: StageOf
+        self, source: DockerfileSource, config: ImageConfig, known: Mapping[str, str], stage_of: StageOf, room: Room
     ) -> None:
-        self._source, self._known, self._stage_of = source, known, stage_of
+        self._source, self._known, self._stage_of, self._room = source, known, stage_of, room
         self._args: dict[str, str] = {}
         self._shell = _SHELL
         self.config = config
@@ -122,8 +148,8 @@ class Compiler:
         for one in instructions:
             try:
                 self._understand(one)
-            except InvalidDockerfile:
-                if not (unsure and "$" in one.rest):
+            except InvalidDockerfile as error:
+                if not (unsure and "$" in one.rest) or isinstance(error.__cause__, Unbounded):
                     raise
 
     def _understand(self, one: Instruction) -> None:
@@ -147,6 +173,7 @@ class Compiler:
                 raise one.wrong(f"--{flag}={value} is not supported; COPY what it needs, or take it out")
         command = one.json() or [*self._shell, script(one)]
         env = {name: value for name, value in self._args.items() if name not in self.config.env}
+        self._room.take(one, sum(map(len, env.values())))
         if secrets:
             run = MountedRun(command=command, env=env, secrets=tuple(secrets))
             self._kept(one, Step.model_construct(run=run))
@@ -177,16 +204,21 @@ class Compiler:
 
     def _copy(self, one: Instruction) -> None:
         owner, mode, stage = self._flags(one)
-        words = one.json() or [self._expanded(one, word) for word in one.words()]
+        words = one.json() or one.words()
         if len(words) < 2:
             raise one.wrong("needs a source and a destination")
-        *sources, to = words
+        if len(words) > MAX_SOURCES + 1:
+            raise one.wrong(f"more than {MAX_SOURCES} sources are too many; copy their directory")
+        *sources, to = words if one.json() else [self._expanded(one, word) for word in words]
         to = posixpath.join(self.config.workdir, to) + ("/" if to in (".", "..") else "")
         if len(sources) > 1 and not to.endswith("/"):
             raise one.wrong("with several sources the destination is a directory, and ends with `/`")
         if one.heredocs:
             self._write(one, to, owner, mode)
         urls = [name for name in sources if one.name == "ADD" and _URL.match(name)]
+        for url in urls:
+            if _is_git(url):
+                raise one.wrong(f"{url} is a repository; clone it in a RUN, or by a `git` step of the spec")
         for url in urls:
             self._download(one, url, to, owner, mode)
         opened = {heredoc.word for heredoc in one.heredocs} | {f"<<{heredoc.name}" for heredoc in one.heredocs}
@@ -218,7 +250,9 @@ class Compiler:
     def _write(self, one: Instruction, to: str, owner: str | None, mode: int | None) -> None:
         files = {}
         for heredoc in one.heredocs:
-            content = _expanded_text(one, heredoc.content, self._variables()) if heredoc.expands else heredoc.content
+            content = heredoc.content
+            if heredoc.expands:
+                content = _expanded_text(one, content, self._variables(), self._room)
             path = posixpath.join(to, heredoc.name) if to.endswith("/") else to
             files[path] = FileStep(content=content, mode=0o644 if mode is None else mode, user=owner or "root")
         self._kept(one, Step(files=files))
@@ -242,12 +276,14 @@ class Compiler:
         for name, value in pairs(one):
             if not _NAME.match(name):
                 raise one.wrong(f"{name!r} cannot be the name of a variable")
-            found[name] = put_in(one, value, variables)
+            found[name] = put_in(one, value, variables, self._room)
+            self._bound(one, len(self.config.env) + len(found))
         self.config = self.config.model_copy(update={"env": {**self.config.env, **found}})
         self.steps.append((one.line, Step(env=found)))
 
     def _arg(self, one: Instruction) -> None:
-        for name, value in arguments(one, self._variables()):
+        for name, value in arguments(one, self._variables(), self._room):
+            self._bound(one, len(self._args) + 1)
             if name in self._source.args:
                 self._args[name] = self._source.args[name]
             elif value is not None:
@@ -304,14 +340,25 @@ class Compiler:
 
     def _kept(self, one: Instruction, step: Step) -> None:
         """A step whose outcome is a layer."""
+        if len(self.steps) >= 2 * MAX_STEPS:
+            raise one.wrong(f"more than {MAX_STEPS} steps are too many") from Unbounded()
         self.steps.append((one.line, step))
         self.steps.append((one.line, Step(layer=LayerStep())))
 
-    def _variables(self) -> dict[str, str]:
-        return {**self._args, **self.config.env}
+    def _bound(self, one: Instruction, variables: int) -> None:
+        if variables > MAX_VARIABLES:
+            raise one.wrong(f"more than {MAX_VARIABLES} variables are too many") from Unbounded()
+
+    def _variables(self) -> Mapping[str, str]:
+        return ChainMap(self.config.env, self._args)
 
     def _expanded(self, one: Instruction, word: str) -> str:
-        return put_in(one, word, self._variables())
+        return put_in(one, word, self._variables(), self._room)
+
+
+def _is_git(url: str) -> bool:
+    """As Docker tells repositories from files."""
+    return url.startswith(("git@", "git://", "ssh://")) or bool(_GIT.match(url))
 
 
 def pairs(one: Instruction) -> list[tuple[str, str]]:
@@ -329,10 +376,10 @@ def pairs(one: Instruction) -> list[tuple[str, str]]:
     return [(name, value) for name, _, value in split_up]
 
 
-def _expanded_text(one: Instruction, text: str, variables: Mapping[str, str]) -> str:
+def _expanded_text(one: Instruction, text: str, variables: Mapping[str, str], room: Room) -> str:
     """Variables of a heredoc. Quotes in it are text."""
     quoted = re.sub(r"(['\"])", rf"{re.escape(one.escape)}\1", text)
-    return put_in(one, quoted, variables)
+    return put_in(one, quoted, variables, room, MAX_FILE_BYTES)
 
 
 def script(one: Instruction) -> str:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from forkyard.builds.dockerfile.words import split
+from forkyard.builds.dockerfile.words import split, words
 from forkyard.errors import InvalidDockerfile
 
 INSTRUCTIONS = frozenset(
@@ -35,8 +35,9 @@ INSTRUCTIONS = frozenset(
     ]
 )
 MAX_INSTRUCTIONS = 500
+MAX_FLAGS = 100
 _WITH_HEREDOCS = frozenset({"RUN", "COPY", "ADD"})
-_DIRECTIVE = re.compile(r"#\s*([A-Za-z][A-Za-z0-9]*)\s*=\s*(\S*)\s*$")
+_DIRECTIVE = re.compile(r"#\s*([A-Za-z][A-Za-z0-9]*)\s*=\s*(\S*)$")
 _HEREDOC = re.compile(r"([0-9]*)<<(-?)(['\"]?)([A-Za-z_][A-Za-z0-9_.-]*)\3$")
 _FLAG = re.compile(r"--([a-z][a-z-]*)(?:=(.*))?$", re.DOTALL)
 
@@ -65,7 +66,7 @@ class Instruction:
             return None
         try:
             found = json.loads(self.rest)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return found if isinstance(found, list) and all(isinstance(item, str) for item in found) else None
 
@@ -120,7 +121,7 @@ def _instructions(lines: list[str], at: int, escape: str) -> Iterator[Instructio
         upper = name.upper()
         if upper not in INSTRUCTIONS:
             raise wrong(begin + 1, f"unknown instruction {name[:40]!r}; there is {', '.join(sorted(INSTRUCTIONS))}")
-        flags, rest = _flags(upper, rest.strip(), escape)
+        flags, rest = _flags(begin + 1, upper, rest.strip(), escape)
         heredocs: list[Heredoc] = []
         if upper in _WITH_HEREDOCS:
             for word in split(rest, escape):
@@ -148,14 +149,16 @@ def _joined(lines: list[str], at: int, escape: str) -> tuple[str, int]:
     return joined, at
 
 
-def _flags(name: str, rest: str, escape: str) -> tuple[list[tuple[str, str]], str]:
+def _flags(line: int, name: str, rest: str, escape: str) -> tuple[list[tuple[str, str]], str]:
     flags: list[tuple[str, str]] = []
     if name in ("RUN", "COPY", "ADD", "FROM", "HEALTHCHECK"):
         while rest.startswith("--"):
-            word = split(rest, escape)[0]
+            word = next(words(rest, escape))
             found = _FLAG.match(word)
             if found is None:
                 break
+            if len(flags) == MAX_FLAGS:
+                raise wrong(line, f"{name}: more than {MAX_FLAGS} flags are too many")
             flags.append((found[1], found[2] or ""))
             rest = rest[len(word) :].lstrip()
     return flags, rest

@@ -6,11 +6,12 @@ look.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from forkyard.builds.dockerfile.instructions import Compiler, arguments, put_in
+from forkyard.builds.dockerfile.instructions import Compiler, Room, arguments, put_in
 from forkyard.builds.dockerfile.parser import Instruction, parse, wrong
 from forkyard.models.bases import DockerfileSource, ImageConfig
 from forkyard.models.specs import Step
@@ -21,6 +22,7 @@ _PLATFORM = {
     for side in ("TARGET", "BUILD")
     for name, value in (("PLATFORM", "linux/amd64"), ("OS", "linux"), ("ARCH", "amd64"), ("VARIANT", ""))
 }
+_PLATFORMS = ("linux/amd64", "linux/x86_64", "amd64", "x86_64", "linux")
 _STAGE_NAME = re.compile(r"[a-z][a-z0-9_.-]*$")
 
 #: What an image says of itself.
@@ -54,16 +56,16 @@ class Dockerfile:
 
     @classmethod
     def read(cls, source: DockerfileSource) -> Dockerfile:
-        """All that can be said without looking anywhere. `InvalidDockerfile` names the line."""
-        known = dict(_PLATFORM)
+        """All that can be said without looking anywhere. `InvalidDockerfile` names the line. Takes its time."""
+        known, room = dict(_PLATFORM), Room()
         found: list[Outline] = []
         for one in parse(source.text):
             if one.name == "FROM":
-                found.append(_from(one, known, len(found)))
+                found.append(_from(one, known, len(found), room))
             elif found:
                 found[-1].instructions.append(one)
             elif one.name == "ARG":
-                for name, value in arguments(one, known):
+                for name, value in arguments(one, known, room):
                     known[name] = source.args.get(name, known.get(name, "") if value is None else value)
             else:
                 raise one.wrong("stands before the first FROM; only ARG may")
@@ -72,7 +74,7 @@ class Dockerfile:
         read = cls(source, known, found)
         read.target()
         for outline in found:
-            Compiler(source, ImageConfig(), known, lambda *_: 0).go_through(outline.instructions, unsure=True)
+            Compiler(source, ImageConfig(), known, lambda *_: 0, room).go_through(outline.instructions, unsure=True)
         return read
 
     async def stages(self, config_of: ConfigOf) -> list[Stage]:
@@ -102,6 +104,7 @@ class _Needed:
     def __init__(self, file: Dockerfile, config_of: ConfigOf) -> None:
         self._file, self._config_of = file, config_of
         self._made: dict[str | int, Stage] = {}
+        self._rooms = Room(), Room()
         self.order: list[Stage] = []
 
     async def stage(self, number: int) -> Stage:
@@ -120,10 +123,11 @@ class _Needed:
             named.append((name, line))
             return 0
 
-        Compiler(file.source, config, file.arguments, note).go_through(outline.instructions)
+        looking = Compiler(file.source, config, file.arguments, note, self._rooms[0])
+        await asyncio.to_thread(looking.go_through, outline.instructions)
         numbers = {name: await self._source(name, number, line) for name, line in named}
-        compiler = Compiler(file.source, config, file.arguments, lambda name, _: numbers[name])
-        compiler.go_through(outline.instructions)
+        compiler = Compiler(file.source, config, file.arguments, lambda name, _: numbers[name], self._rooms[1])
+        await asyncio.to_thread(compiler.go_through, outline.instructions)
         return self._keep(number, Stage(number, base, tuple(compiler.steps), config, compiler.config))
 
     async def _source(self, name: str, before: int, line: int) -> int:
@@ -147,11 +151,14 @@ class _Needed:
         return stage
 
 
-def _from(one: Instruction, known: Mapping[str, str], number: int) -> Outline:
-    words = [put_in(one, word, known) for word in one.words()]
-    for flag, _ in one.flags:
+def _from(one: Instruction, known: Mapping[str, str], number: int, room: Room) -> Outline:
+    words = [put_in(one, word, known, room) for word in one.words()]
+    for flag, value in one.flags:
         if flag != "platform":
             raise one.wrong(f"there is no flag --{flag}")
+        platform = put_in(one, value, known, room)
+        if platform not in ("", *_PLATFORMS):
+            raise one.wrong(f"--platform={platform}: this host runs linux/amd64; take it out")
     if len(words) not in (1, 3) or (len(words) == 3 and words[1].lower() != "as"):
         raise one.wrong("write `FROM image` or `FROM image AS name`")
     if not words[0]:

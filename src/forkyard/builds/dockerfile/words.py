@@ -7,14 +7,25 @@ The rules are those of a shell, without commands: `$NAME`, `${NAME}`, `${NAME:-e
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+#: Of a value, as all values of a spec are bounded.
+MAX_CHARS = 65536
+MAX_DEPTH = 16
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9]")
+
+
+class Unbounded(ValueError):
+    """More than will ever be taken, whatever variables are known later."""
 
 
 def split(text: str, escape: str = "\\") -> list[str]:
     """At blanks outside of quotes and braces. Quotes and escapes stay in the words."""
-    words: list[str] = []
+    return list(words(text, escape))
+
+
+def words(text: str, escape: str = "\\") -> Iterator[str]:
+    """Those of `split`, one at a time."""
     word, quote, depth, at = "", "", 0, 0
     while at < len(text):
         char = text[at]
@@ -32,23 +43,27 @@ def split(text: str, escape: str = "\\") -> list[str]:
             quote = char
         elif char in " \t\n" and not depth:
             if word:
-                words.append(word)
+                yield word
             word, at = "", at + 1
             continue
         word += char
         at += 1
-    return [*words, word] if word else words
+    if word:
+        yield word
 
 
-def expand(word: str, variables: Mapping[str, str], escape: str = "\\") -> str:
+def expand(word: str, variables: Mapping[str, str], escape: str = "\\", most_chars: int = MAX_CHARS) -> str:
     """Without its quotes, with its variables put in. ValueError if it cannot be understood."""
-    return _Reading(word, variables, escape).read()
+    return _Reading(word, variables, escape, most_chars).read()
 
 
 class _Reading:
-    def __init__(self, text: str, variables: Mapping[str, str], escape: str) -> None:
+    def __init__(self, text: str, variables: Mapping[str, str], escape: str, most_chars: int, depth: int = 0) -> None:
         self._text, self._variables, self._escape = text, variables, escape
+        self._most_chars, self._depth = most_chars, depth
         self._at = 0
+        if depth > MAX_DEPTH:
+            raise Unbounded(f"`${{` stands in more than {MAX_DEPTH} others")
 
     def read(self) -> str:
         out, quote = "", ""
@@ -71,6 +86,8 @@ class _Reading:
                 else:
                     out += char
                 self._at += 1
+            if len(out) > self._most_chars:
+                raise Unbounded(f"with its variables put in it has more than {self._most_chars} characters")
         if quote:
             raise ValueError(f"a quote ({quote}) is not closed")
         return out
@@ -118,5 +135,8 @@ class _Reading:
         if operator == "?" and not there:
             raise ValueError(word or f"{name} is not set")
         if operator == "+":
-            return expand(word, self._variables, self._escape) if there else ""
-        return (value or "") if there else expand(word, self._variables, self._escape)
+            return self._inner(word) if there else ""
+        return (value or "") if there else self._inner(word)
+
+    def _inner(self, word: str) -> str:
+        return _Reading(word, self._variables, self._escape, self._most_chars, self._depth + 1).read()

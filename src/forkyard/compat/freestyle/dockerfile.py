@@ -10,7 +10,7 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from forkyard.builds.dockerfile.instructions import arguments, pairs, put_in, script
+from forkyard.builds.dockerfile.instructions import Room, arguments, pairs, put_in, script
 from forkyard.builds.dockerfile.parser import parse
 from forkyard.compat.freestyle.errors import Refused
 from forkyard.errors import InvalidDockerfile
@@ -40,6 +40,7 @@ def _understood(text: str) -> list[Instruction]:
         raise _wrong("the last line ends with a backslash")
     found: list[Instruction] = []
     variables: dict[str, str] = {}
+    room = Room()
     for one in parse(text):
         if one.name == "FROM":
             image = one.words()[0]
@@ -50,13 +51,13 @@ def _understood(text: str) -> list[Instruction]:
             found.append(Instruction("run", script(one).strip() if words is None else shlex.join(words)))
         elif one.name in ("ENV", "ARG"):
             if one.name == "ARG":
-                env = tuple((name, value) for name, value in arguments(one, variables) if value is not None)
+                env = tuple((name, value) for name, value in arguments(one, variables, room) if value is not None)
             else:
-                env = tuple((name, put_in(one, value, variables)) for name, value in pairs(one))
+                env = tuple((name, put_in(one, value, variables, room)) for name, value in pairs(one))
             variables.update(env)
             found.append(Instruction("env", one.rest, env))
         elif one.name in ("WORKDIR", "USER"):
-            found.append(Instruction(one.name.lower(), put_in(one, one.rest, variables)))
+            found.append(Instruction(one.name.lower(), put_in(one, one.rest, variables, room)))
         elif one.name in _REFUSED:
             raise _wrong(f"{one.name} cannot be done here; a base image has FROM, RUN, ENV, ARG, WORKDIR and USER")
     return found
