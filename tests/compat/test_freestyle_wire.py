@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
@@ -10,6 +11,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from forkyard.builds.runs import new_record
 from forkyard.compat.freestyle import routes
 from forkyard.compat.freestyle.errors import refusal
 from forkyard.errors import StateConflict
@@ -26,6 +29,7 @@ from forkyard.guest.fake import FakeGuest
 from forkyard.hosts.memory import MemoryHost
 from forkyard.lifecycle import State
 from forkyard.models.builds import ServiceLogs
+from forkyard.models.runs import RunCreate
 
 from ..contract.place import Place  # noqa: TID252
 from ..contract.sdk_daemon import Daemon, running_daemon  # noqa: TID252
@@ -351,6 +355,53 @@ def test_the_journal_of_a_service_streams(
 def test_logs_of_a_vm_are_by_time(api: httpx.Client, vm: str) -> None:
     times = [one["timestamp"] for one in api.get("/observability/v1/logs", params={"vmId": vm}).json()["logs"]]
     assert times == sorted(times)
+
+
+# ── scripts ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_run_is_on_record_unless_nothing_is_to_be_kept_of_it() -> None:
+    with (
+        running_daemon() as daemon,
+        httpx.Client(base_url=daemon.url, headers={"Authorization": f"Bearer {daemon.key}"}, timeout=60) as api,
+    ):
+
+        def ran(script: str, **config: object) -> httpx.Response:
+            return api.post("/execute/v3/script", json={"script": script, "config": config})
+
+        assert ran("export default () => 1", zeroRetention=True).json() == {"result": 1, "logs": []}
+        assert api.get("/execute/v1/deployments").json() == {"entries": [], "total": 0, "offset": 0}
+        script = "export default () => { console.log('said'); return process.env.A }"
+        run_id = ran(script, envVars={"A": "b"}).json()["runId"]
+        (entry,) = api.get("/execute/v1/deployments").json()["entries"]
+        assert (entry["deployment"], entry["state"], entry["envVars"]) == (run_id, "complete", {"A": "b"})
+        one = api.get(f"/execute/v1/deployments/{run_id}").json()
+        assert one == {"metadata": entry, "code": {"code": script, "nodeModules": {}}}
+        output = api.get(f"/execute/v1/deployments/{run_id}/output").json()
+        logs = [{"type": "log", "message": "said"}]
+        assert output == {"status": "complete", "result": "b", "error": None, "logs": logs}
+        refused = ran(script, customHeaders={"X-A": "b"})
+        assert (refused.status_code, refused.json()["code"]) == (501, "SERVICE_UNAVAILABLE")
+
+
+def test_a_timeline_counts_what_ended_by_the_hour(api: httpx.Client, unreal: Daemon) -> None:
+    wanted = {"cron": "0 0 1 1 *", "run": {"script": "export default 1"}}
+    schedule = api.post("/v1/cron/schedules", json=wanted).json()["schedule"]["id"]
+    at = datetime(2030, 1, 31, 12, 20, tzinfo=UTC)
+    for minutes, state in ((0, "succeeded"), (10, "failed"), (90, "succeeded")):
+        run_at = at + timedelta(minutes=minutes)
+        record = new_record(RunCreate(script="1"), "", run_at, state="running", schedule_id=schedule)
+        ended = {"state": state, "attempts": 1, "finished_at": run_at + timedelta(seconds=2)}
+        unreal._run(unreal._control.ground.store.add_run(dataclasses.replace(record, **ended)))
+    time = {"start": "2030-01-31T00:00:00Z", "end": "2030-02-01T00:00:00Z"}
+    found = api.get(f"/v1/cron/schedules/{schedule}/metrics-timeline", params=time).json()
+    told = [(one["timestamp"], one["succeededCount"], one["failedCount"]) for one in found["dataPoints"]]
+    assert told == [("2030-01-31T12:00:00.000Z", 1, 1), ("2030-01-31T13:00:00.000Z", 1, 0)]
+    assert found["dataPoints"][0]["p99SuccessLatencyMs"] == 2000
+    assert (found["scheduleId"], found["start"]) == (schedule, "2030-01-31T00:00:00.000Z")
+    assert api.get(f"/v1/cron/schedules/{schedule}/success-rate", params=time).json()["total"] == 3
+    listed = api.get("/v1/cron/schedules", params={"deploymentId": "x"}).json()
+    assert listed == {"schedules": []}
 
 
 # ── domains ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -90,10 +90,13 @@ class Runs:
                 with contextlib.suppress(ForkyardError):
                     await self._control.sandboxes.delete(info.id)
 
-    async def create(self, request: RunCreate, *, key_id: str = "") -> RunInfo:
-        """Returns when it has ended, one way or the other."""
+    async def create(self, request: RunCreate, *, key_id: str = "", keep: bool = True) -> RunInfo:
+        """Returns when it has ended, one way or the other. Not to `keep` it: nothing is on record."""
         now = datetime.now(UTC)
         record = new_record(request, key_id, now, state="running")
+        if not keep:
+            outcome = await self.perform(record.id, request, key_id)
+            return run_info(record).model_copy(update=_end_of(outcome))
         await self._store.add_run(record)
         outcome = await self.perform(record.id, request, key_id)
         await self._ended(record.id, outcome)
@@ -101,10 +104,17 @@ class Runs:
         return await self.get(record.id)
 
     async def get(self, run_id: str) -> RunInfo:
+        return run_info(await self._record(run_id))
+
+    async def asked(self, run_id: str) -> RunCreate:
+        """What was to be run."""
+        return RunCreate.model_validate((await self._record(run_id)).request)
+
+    async def _record(self, run_id: str) -> RunRecord:
         record = await self._store.run(run_id)
         if record is None:
             raise NotFound(f"there is no run {run_id!r}")
-        return run_info(record)
+        return record
 
     async def list(self, *, limit: int = 100, offset: int = 0) -> tuple[list[RunInfo], int]:
         """Newest first, and how many there are."""
@@ -147,13 +157,7 @@ class Runs:
         return await self._builds.built(Spec(steps=[Step.model_validate({"run": command})]), key_id=key_id)
 
     async def _ended(self, run_id: str, outcome: RunOutcome) -> None:
-        await self._store.change_run(
-            run_id,
-            state="succeeded" if outcome.ok else "failed",
-            attempts=1,
-            outcome=outcome.model_dump(mode="json"),
-            finished_at=datetime.now(UTC),
-        )
+        await self._store.change_run(run_id, **{**_end_of(outcome), "outcome": outcome.model_dump(mode="json")})
 
 
 async def _performed(guest: Guest, place: str, request: RunCreate) -> RunOutcome:
@@ -174,6 +178,11 @@ async def _performed(guest: Guest, place: str, request: RunCreate) -> RunOutcome
         return RunOutcome.model_validate_json(told) if found else _silent(done.tail)
     except ValidationError:
         return _silent(done.tail)
+
+
+def _end_of(outcome: RunOutcome) -> dict[str, Any]:
+    state = "succeeded" if outcome.ok else "failed"
+    return {"state": state, "attempts": 1, "outcome": outcome, "finished_at": datetime.now(UTC)}
 
 
 def _silent(tail: str) -> RunOutcome:

@@ -13,9 +13,16 @@ from forkyard.builds.schedules import Schedules
 from forkyard.compat.freestyle.calls import ACCOUNT, Body, Call, done, ours, time_of
 from forkyard.compat.freestyle.errors import Refused, not_served
 from forkyard.errors import NotFound
-from forkyard.models.runs import RunCreate, RunInfo, ScheduleCreate, ScheduleInfo, ScheduleUpdate
+from forkyard.models.runs import RunCreate, RunInfo, RunOutcome, ScheduleCreate, ScheduleInfo, ScheduleUpdate
 
 MOST = 1000
+_STATES = {
+    "queued": "starting",
+    "running": "running",
+    "retry": "running",
+    "succeeded": "complete",
+    "failed": "complete",
+}
 
 
 class _Config(Body):
@@ -25,6 +32,8 @@ class _Config(Body):
     permissions: list[Any] | None = Field(None, alias="networkPermissions")
     egress: dict[str, Any] | None = None
     proxy: Any = None
+    headers: dict[str, Any] | None = Field(None, alias="customHeaders")
+    forget: bool | None = Field(None, alias="zeroRetention")
 
 
 class _Script(Body):
@@ -60,12 +69,13 @@ class Serverless:
     async def run(self, call: Call) -> Response:
         body = await call.body(_Script)
         wanted = _wanted(body.script, body.config or _Config())
-        made = await self._runs.create(wanted, key_id=call.who.id)
+        keep = not (body.config and body.config.forget)
+        made = await self._runs.create(wanted, key_id=call.who.id, keep=keep)
         outcome = made.outcome
         assert outcome is not None
         logs = [one.model_dump() for one in outcome.logs]
         if outcome.ok:
-            return done({"result": outcome.result, "logs": logs, "runId": made.id})
+            return done({"result": outcome.result, "logs": logs, **({"runId": made.id} if keep else {})})
         message = outcome.error or "it failed"
         if outcome.kind == "syntax":
             raise Refused(400, "SYNTAX_ERROR", message, logs=logs)
@@ -76,14 +86,20 @@ class Serverless:
     async def listed(self, call: Call) -> Response:
         limit, offset = call.number("limit", 50, 1, MOST), call.number("offset", 0)
         found, total = await self._runs.list(limit=limit, offset=offset)
-        return done({"entries": [_entry(one) for one in found], "total": total, "offset": offset + len(found)})
+        rows = [_entry(one, await self._runs.asked(one.id)) for one in found]
+        return done({"entries": rows, "total": total, "offset": offset + len(found)})
 
     async def get(self, call: Call) -> Response:
-        return done(_entry(await self._found(call)))
+        found = await self._found(call)
+        asked = await self._runs.asked(found.id)
+        code = {"code": asked.script, "nodeModules": asked.node_modules}
+        return done({"metadata": _entry(found, asked), "code": code})
 
     async def output(self, call: Call) -> Response:
-        outcome = (await self._found(call)).outcome
-        return done({"output": None if outcome is None else outcome.model_dump(mode="json")})
+        found = await self._found(call)
+        outcome = found.outcome or RunOutcome(ok=False)
+        logs = [one.model_dump() for one in outcome.logs]
+        return done({"status": _STATES[found.state], "result": outcome.result, "error": outcome.error, "logs": logs})
 
     async def _found(self, call: Call) -> RunInfo:
         try:
@@ -93,8 +109,10 @@ class Serverless:
 
     # ── schedules ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def schedules(self, _: Call) -> Response:
-        return done({"schedules": [await self._row(one, figures=True) for one in await self._schedules.list()]})
+    async def schedules(self, call: Call) -> Response:
+        """Those of a deployment are none."""
+        found = [] if call.query("deploymentId") is not None else await self._schedules.list()
+        return done({"schedules": [await self._row(one, figures=True) for one in found]})
 
     async def create_schedule(self, call: Call) -> Response:
         body = await call.body(_NewSchedule)
@@ -142,18 +160,25 @@ class Serverless:
         return done({"executions": rows, "total": total, "offset": offset + len(found), "limit": limit})
 
     async def success_rate(self, call: Call) -> Response:
-        schedule = await self._schedule(call)
-        start, end = _instant(call.query("start")), _instant(call.query("end"))
-        found = [
-            one
-            for one in await self._ended(schedule.id)
-            if (start is None or one.run_at >= start) and (end is None or one.run_at <= end)
-        ]
-        return done({**_figures(found), "start": call.query("start"), "end": call.query("end")})
+        found, start, end = await self._between(call)
+        return done({**_figures(found), "start": time_of(start), "end": time_of(end)})
 
     async def timeline(self, call: Call) -> Response:
+        """By the hour."""
+        found, start, end = await self._between(call)
+        hours: dict[datetime, list[RunInfo]] = {}
+        for one in sorted(found, key=lambda one: one.run_at):
+            hours.setdefault(one.run_at.replace(minute=0, second=0, microsecond=0), []).append(one)
+        points = [_point(at, some) for at, some in hours.items()]
+        schedule_id = call.path["id"]
+        return done({"scheduleId": schedule_id, "dataPoints": points, "start": time_of(start), "end": time_of(end)})
+
+    async def _between(self, call: Call) -> tuple[list[RunInfo], datetime, datetime]:
+        """Runs of a schedule that have ended, and of which time."""
         schedule = await self._schedule(call)
-        return done({"scheduleId": schedule.id, "points": [_execution(one) for one in await self._ended(schedule.id)]})
+        start = _instant(call.query("start")) or schedule.created_at
+        end = _instant(call.query("end")) or datetime.now(UTC)
+        return [one for one in await self._ended(schedule.id) if start <= one.run_at <= end], start, end
 
     async def _ended(self, schedule_id: str) -> list[RunInfo]:
         found, _ = await self._schedules.runs(schedule_id, limit=MOST)
@@ -187,7 +212,7 @@ class Serverless:
 
 
 def _wanted(script: str, config: _Config, payload: Any = None) -> RunCreate:
-    if config.permissions or config.egress or config.proxy:
+    if config.permissions or config.egress or config.proxy or config.headers:
         raise not_served("rules for the network of a script")
     with ours():
         return RunCreate(
@@ -207,13 +232,47 @@ def _scheduled(run: _Run, payload: Any) -> RunCreate:
     return _wanted(script, run, payload)
 
 
-def _entry(info: RunInfo) -> dict[str, Any]:
+def _entry(info: RunInfo, asked: RunCreate) -> dict[str, Any]:
+    taken_s = _taken_s(info)
     return {
         "deployment": info.id,
-        "state": info.state,
+        "accountId": ACCOUNT,
+        "state": _STATES[info.state],
         "provisionedAt": time_of(info.run_at),
         "startedAt": time_of(info.started_at),
+        "duration": None if taken_s is None else f"{taken_s:.3f}s",
+        "envVars": asked.env,
     }
+
+
+def _taken_s(info: RunInfo) -> float | None:
+    if info.started_at is None or info.finished_at is None:
+        return None
+    return (info.finished_at - info.started_at).total_seconds()
+
+
+def _point(at: datetime, ended: list[RunInfo]) -> dict[str, Any]:
+    good = [one for one in ended if one.state == "succeeded"]
+    bad = [one for one in ended if one.state != "succeeded"]
+    row: dict[str, Any] = {
+        "timestamp": time_of(at),
+        "executionCount": len(ended),
+        "succeededCount": len(good),
+        "succeededOnFirstTryCount": sum(one.attempts <= 1 for one in good),
+        "succeededOnRetryCount": sum(one.attempts > 1 for one in good),
+        "failedCount": len(bad),
+    }
+    for name, some in (("average", ended), ("averageSuccess", good), ("averageFailure", bad)):
+        taken_ms = _latencies_ms(some)
+        row[f"{name}LatencyMs"] = sum(taken_ms) / len(taken_ms) if taken_ms else None
+    taken_ms = _latencies_ms(good)
+    for percent in (50, 90, 99):
+        row[f"p{percent}SuccessLatencyMs"] = taken_ms[(len(taken_ms) - 1) * percent // 100] if taken_ms else None
+    return row
+
+
+def _latencies_ms(some: list[RunInfo]) -> list[float]:
+    return sorted(taken_s * 1000 for one in some if (taken_s := _taken_s(one)) is not None)
 
 
 def _execution(info: RunInfo) -> dict[str, Any]:
