@@ -204,8 +204,11 @@ def spec_schema() -> str:
     short["FileStep"] = {"type": "string"}
     short["LayerStep"] = {"enum": [True, None]}
     short["Step"] = {"const": "layer"}
-    local = {"type": "object", "properties": {"from": {"type": "string"}}, "required": ["from"]}
+    local: dict[str, Any] = {"type": "object", "properties": {"from": {"type": "string"}}, "required": ["from"]}
     local["properties"] |= {name: parts["FileStep"]["properties"][name] for name in ("mode", "user")}
+    added: dict[str, Any] = {name: form for name, form in parts["AddStep"]["properties"].items() if name != "context"}
+    brought = {**parts["AddStep"], "properties": {"from": {"type": "string"}, **added}, "required": ["from", "to"]}
+    parts["AddStep"] = {"anyOf": [brought, parts["AddStep"]]}
     for name, form in short.items():
         also = [local] if name == "FileStep" else []
         parts[name] = {"anyOf": [form, *also, parts[name]]}

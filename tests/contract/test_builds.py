@@ -273,6 +273,15 @@ def test_requirements_are_installed_into_an_environment_that_has_a_pip(
     assert words(done)[0] == "pip" and f"{there}/.venv/bin/python" in done.read_text()
 
 
+def test_a_lockfile_in_the_machine_is_installed_where_it_lies(fy: Forkyard, done: Path, tmp_path: Path) -> None:
+    front, back = tmp_path / "app" / "front", tmp_path / "app" / "back" / "deep"
+    files = {f"{front}/requirements.txt": "", f"{back}/requirements.txt": "-r more.txt\n", f"{back}/more.txt": ""}
+    spec = Spec().files(files).workdir(str(tmp_path / "app"))
+    spec = spec.install("front/requirements.txt").install("deep/requirements.txt", path="back")
+    fy.builds.create(spec).wait()
+    assert (front / ".venv").is_dir() and (back / ".venv").is_dir() and not (tmp_path / "app" / ".venv").exists()
+
+
 def test_two_specs_of_one_name_are_two(fy: Forkyard, done: Path) -> None:
     one, two = (Spec().name("app").run(note(done, word)) for word in ("one", "two"))
     snapshots = {fy.builds.create(spec).wait().snapshot_id for spec in (one, two, one.name("other"))}

@@ -12,10 +12,9 @@ from forkyard.errors import InvalidRequest
 
 NPM_CI = "npm ci --no-audit --no-fund"
 NPM_INSTALL = "npm install --no-audit --no-fund"
-PNPM = "{ command -v pnpm >/dev/null || npm install -g pnpm; } && pnpm install"
-YARN = "{ command -v yarn >/dev/null || npm install -g yarn; } && yarn install --non-interactive"
-UV = "{ command -v uv >/dev/null || pip install -q uv; } && uv sync"
-PIP = "python3 -m venv .venv && .venv/bin/pip install -q --no-input -r requirements.txt"
+PNPM = "pnpm install"
+YARN = "yarn install --non-interactive"
+PIP = ".venv/bin/pip install --no-input -r requirements.txt"
 DEPS = {"vite": "^5"}
 
 
@@ -35,12 +34,11 @@ def package(script: str | None = "node server.js", name: str = "dev", **fields: 
         (["bun.lock"], package(), "bun", "bun install --frozen-lockfile", "bun run dev"),
         (["bun.lockb"], package(), "bun", "bun install --frozen-lockfile", "bun run dev"),
         (["bun.lock", "package-lock.json"], package(), "bun", "bun install --frozen-lockfile", "bun run dev"),
-        ([], package(packageManager="pnpm@9.1.0"), "pnpm", PNPM.replace("-g pnpm", "-g pnpm@9.1.0"), "pnpm run dev"),
+        ([], package(packageManager="pnpm@9.1.0"), "pnpm", PNPM, "pnpm run dev"),
         (
             ["yarn.lock"],
             package(packageManager="yarn@4.1.0+sha224.x"),
             "yarn",
-            "{ command -v corepack >/dev/null || npm install -g corepack; } && corepack enable && "
             "yarn install --immutable",
             "yarn run dev",
         ),
@@ -59,6 +57,13 @@ def package(script: str | None = "node server.js", name: str = "dev", **fields: 
         ([], package("echo 'half"), "npm", NPM_INSTALL, "npm run dev"),
         (["server.js"], package(None), "npm", NPM_INSTALL, "node server.js"),
         (["web.js"], package(None, main="web.js"), "npm", NPM_INSTALL, "node web.js"),
+        (
+            ["yarn.lock", "server.js"],
+            package(None, packageManager="yarn@4.1.0", dependencies={}),
+            "yarn",
+            "yarn install --immutable",
+            "yarn node server.js",
+        ),
         (["bun.lock", "index.ts"], package(None), "bun", "bun install --frozen-lockfile", "bun index.ts"),
     ],
 )
@@ -81,10 +86,10 @@ def test_javascript(names: list[str], texts: str, manager: str, install: str | N
             {"main.py": "import x\napi: FastAPI = FastAPI()"},
             ["uv.lock"],
             "uv",
-            f"{UV} --frozen",
+            "uv sync --frozen",
             "uv run uvicorn main:api --port 4000 --reload",
         ),
-        ({"pyproject.toml": "[tool.uv]", "main.py": "print(1)"}, [], "uv", UV, "uv run python main.py"),
+        ({"pyproject.toml": "[tool.uv]", "main.py": "print(1)"}, [], "uv", "uv sync", "uv run python main.py"),
         ({}, ["requirements.txt", "manage.py"], "pip", PIP, ".venv/bin/python manage.py runserver 127.0.0.1:4000"),
         (
             {"app.py": "import streamlit as st"},
@@ -110,6 +115,14 @@ def test_python_and_plain_files(
 ) -> None:
     found = detect([*texts, *more], texts, port=4000)
     assert (found.manager, found.install, found.command) == (manager, install, command)
+
+
+def test_a_package_manager_is_fetched_also_where_there_is_nothing_to_install() -> None:
+    text = package(dependencies={})
+    found = detect(["package.json", "pnpm-lock.yaml"], {"package.json": text}, port=3000)
+    assert (found.install, found.command) == (None, "pnpm run dev") and "pnpm@" in (found.fetch or "")
+    found = detect(["package.json"], {"package.json": text}, port=3000, command="make serve")
+    assert (found.manager, found.install, found.fetch) == ("npm", None, None)
 
 
 def test_a_command_that_is_given_is_taken_and_what_to_install_is_still_found() -> None:

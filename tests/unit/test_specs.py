@@ -73,6 +73,8 @@ def test_yaml_and_the_builder_say_the_same() -> None:
         ({"steps": [{"run": "a\0b"}]}, "NUL"),
         ({"steps": [{"workdir": "/a\nUser=root"}]}, "control character"),
         ({"steps": [{"install": "what.lock"}]}, "no lockfile"),
+        ({"steps": [{"files": {"/a": {"content": "", "mode": 755}}}]}, "0o1363 as permission bits; write '0755'"),
+        ({"steps": [{"files": {"/a": {"content": "", "mode": "rwx"}}}]}, "no mode such as"),
         ({"steps": [{"service": {"name": "a", "exec": "x"}}, {"service": {"name": "a", "exec": "y"}}]}, "two services"),
     ],
 )
@@ -122,6 +124,102 @@ def test_an_install_is_keyed_by_its_lockfile_and_manifest(tmp_path: Path) -> Non
     assert keys(Spec().install(lockfile)) == keys(before)
     lockfile.write_text('{"lockfileVersion": 3}')
     assert keys(Spec().install(lockfile)) != keys(before)
+
+
+def test_a_lockfile_brings_no_credential_along(tmp_path: Path) -> None:
+    (tmp_path / "package-lock.json").write_text("{}")
+    npmrc, yarnrc = tmp_path / ".npmrc", tmp_path / ".yarnrc.yml"
+    for text, said in (
+        ("//npm.example/:_authToken=abc\n", "_authToken"),
+        ("a=b\n//npm.example/:_password = 'abc'\n", "_password"),
+        ("_auth=abc\n", "_auth"),
+        ("registry=https://me:abc@npm.example/\n", "a password in an address"),
+    ):
+        npmrc.write_text(text)
+        with pytest.raises(InvalidRequest, match=rf"npmrc has {said}, which would stay") as caught:
+            Spec().install(tmp_path / "package-lock.json")
+        assert "abc" not in str(caught.value) and "NPM_TOKEN" in str(caught.value)
+    npmrc.write_text("//npm.example/:_authToken=${NPM_TOKEN}\nregistry=https://npm.example:8443/@scope\n")
+    yarnrc.write_text("npmAuthToken: abc\n")
+    with pytest.raises(InvalidRequest, match="npmAuthToken"):
+        Spec.parse("steps: [{install: package-lock.json}]", tmp_path)
+    yarnrc.write_text('npmAuthToken: "${NPM_TOKEN}"\n')
+    step = Spec().install(tmp_path / "package-lock.json").model().steps[0].install
+    assert step is not None and {".npmrc", ".yarnrc.yml"} <= set(step.files)
+
+
+def test_requirements_bring_along_what_they_include(tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / "requirements.txt").write_text(
+        "six  # -r none.txt\n-r more/dev.txt # these\n-cpins.txt\n-r https://e.example/r\n"
+    )
+    (tmp_path / "more" / "dev.txt").write_text("--requirement=../more.txt\n--constraint \\\n  ../pins.txt\n")
+    (tmp_path / "more.txt").write_text("-r requirements.txt\n")
+    (tmp_path / "pins.txt").write_text("six==1.16.0\n")
+    spec = Spec().install(tmp_path / "requirements.txt")
+    step = spec.model().steps[0].install
+    assert step is not None
+    assert set(step.files) == {"requirements.txt", "more/dev.txt", "more.txt", "pins.txt"}
+    (tmp_path / "pins.txt").write_text("six==1.17.0\n")
+    assert keys(Spec().install(tmp_path / "requirements.txt")) != keys(spec)
+    with pytest.raises(InvalidRequest, match="not below its directory"):
+        Spec().install(tmp_path / "more" / "dev.txt", manager="pip")
+    (tmp_path / "pins.txt").unlink()
+    with pytest.raises(InvalidRequest, match=r"pins\.txt cannot be read"):
+        Spec().install(tmp_path / "requirements.txt")
+
+
+def test_variables_are_what_stands_in_the_file() -> None:
+    text = """
+    dockerfile: {text: "FROM debian\\n", args: {VERSION: 1.10}}
+    steps:
+    - env: {PORT: 3000, DEBUG: true, VERSION: 1.10, MASK: 0022, ANSWER: yes, NAME: x}
+    - run: {command: a, env: {N: 1}}
+    - service: {name: web, exec: x, env: {PORT: 08}}
+    """
+    spec = Spec.parse(text).model()
+    assert spec.steps[0].env == {
+        "PORT": "3000",
+        "DEBUG": "true",
+        "VERSION": "1.10",
+        "MASK": "0022",
+        "ANSWER": "yes",
+        "NAME": "x",
+    }
+    assert spec.steps[1].run is not None and spec.steps[1].run.env == {"N": "1"}
+    assert spec.steps[2].service is not None and spec.steps[2].service.env == {"PORT": "08"}
+    assert spec.dockerfile is not None and spec.dockerfile.args == {"VERSION": "1.10"}
+    assert Spec(steps=[{"env": {"PORT": 3000, "DEBUG": False}}]).model().steps[0].env == {
+        "PORT": "3000",
+        "DEBUG": "false",
+    }
+
+
+def test_a_spec_may_be_json_with_tabs() -> None:
+    assert Spec.parse('{\n\t"steps": [\n\t\t{"env": {"PORT": 3000}}\n\t]\n}') == Spec().env(PORT="3000")
+    assert Spec.parse("{steps: [{run: a}]}") == Spec().run("a")
+    with pytest.raises(InvalidRequest, match="is no YAML"):
+        Spec.parse("steps:\n\t- run: a")
+
+
+def test_modes_are_octal_as_everywhere(tmp_path: Path) -> None:
+    def mode(text: str) -> object:
+        files = Spec.parse(f"steps: [{{files: {{/a: {{content: x, mode: {text}}}}}}}]").model().steps[0].files
+        return files and files["/a"].mode
+
+    assert {mode(text) for text in ("0755", "'0755'", "'755'", "'0o755'", "493")} == {0o755}
+    add = Spec().add(tmp_path, "/app", mode="0700").model().steps[0].add
+    assert add is not None and add.mode == 0o700
+
+
+def test_a_directory_of_this_machine_is_added_from_a_file_as_from_python(tmp_path: Path) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "run").write_text("x")
+    spec = Spec.parse("steps: [{add: {from: app, to: /app}}, {add: {from: app, to: /b/, sources: [r*]}}]", tmp_path)
+    assert spec == Spec().add(tmp_path / "app", "/app").add(tmp_path / "app", "/b/", names=["r*"])
+    assert [len(upload.digest) for upload in spec.uploads] == [71, 71]
+    with pytest.raises(InvalidRequest, match="no directory"):
+        Spec.parse("steps: [{add: {from: none, to: /app}}]", tmp_path)
 
 
 def test_local_files_and_directories_travel_with_the_spec(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from forkyard.models.bases import ImageConfig
 from forkyard.models.specs import Spec, Step
 
 #: A new number builds everything anew: how steps are done has changed.
-FORMAT = 3
+FORMAT = 4
 _SHOWN = 120
 #: Defaults of commands in a sandbox: the agent looks for them among its variables.
 USER, WORKDIR = "FORKYARD_USER", "FORKYARD_WORKDIR"
@@ -76,6 +76,7 @@ class Start:
     parent: Layer | None = None  # a layer of another stage, instead
     context: Context = Context()
     index: int = 0
+    allow_secrets: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,8 @@ def shape_of(spec: Spec) -> Shape:
 def layers_of(spec: Spec, start: Start, steps: Sequence[tuple[int, Step]]) -> list[Layer]:
     """At least one."""
     found: list[Layer] = []
+    # What may hold secrets is never what a build finds that would not have kept it.
+    apart = ["allow_secrets"] if start.allow_secrets else []
     context, skip = start.context, spec.skip_cache
     before = start.parent
     for part, salt, skips in _parts(steps):
@@ -143,7 +146,11 @@ def layers_of(spec: Spec, start: Start, steps: Sequence[tuple[int, Step]]) -> li
         inputs = [
             Input("base", digest([start.base, start.template]), f"{start.base} ({start.template[:12]})"),
             Input("size", digest(spec.size.model_dump()), _size(spec)),
-            Input("discriminator", digest([spec.discriminator, salt]), f"{spec.discriminator} {salt}".strip()),
+            Input(
+                "discriminator",
+                digest([spec.discriminator, salt, *apart]),
+                " ".join([spec.discriminator, salt, *apart]).strip(),
+            ),
             *(Input(f"step {number}", digest([step.kind, step.canonical()]), shown(step)) for number, step in part),
         ]
         parent_key = None if parent is None else parent.key

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from forkyard.builds import copies, runtimes
+from forkyard.builds import copies, managers, runtimes
 from forkyard.builds.copies import Materials
 from forkyard.builds.dockerfile.instructions import MountedRun, SecretMount
 from forkyard.builds.layers import Context, Layer, shown
@@ -22,30 +22,12 @@ from forkyard.errors import FileMissing, ForkyardError, InvalidRequest, ServiceN
 from forkyard.guest.base import ExecSpec, Guest, Stream
 from forkyard.models.builds import UnitState
 from forkyard.models.code import ContextCreate, context_language
-from forkyard.models.specs import FileStep, GitRepo, InstallStep, Manager, Service, Step, WaitStep
+from forkyard.models.specs import FileStep, GitRepo, InstallStep, Service, Step, WaitStep
 
 SETUP_S = 300.0
 APT_S = 3600.0
 INSTALL_S = 3600.0
-
-#: With a copy of the machine's pip, which is compiled already: to compile one takes minutes on an emulated machine.
-_VENV = (
-    "python3 -m venv --without-pip .venv && "
-    "if pip=$(python3 -c 'import os, pip; print(os.path.dirname(pip.__file__))' 2>/dev/null); then "
-    """cp -a "$pip" "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/" && """
-    """printf '#!/bin/sh\\nexec "%s/.venv/bin/python" -m pip "$@"\\n' "$PWD" > .venv/bin/pip && """
-    "chmod +x .venv/bin/pip && ln -sf pip .venv/bin/pip3; "
-    "else .venv/bin/python -m ensurepip --default-pip; fi"
-)
-_INSTALL: dict[Manager, str] = {
-    "uv": "uv sync --frozen --no-install-project",
-    "pip": _VENV + " && .venv/bin/pip install --no-input -r {lockfile}",
-    "npm": "npm ci --no-audit --no-fund",
-    "pnpm": "pnpm install --frozen-lockfile",
-    "yarn": "yarn install --frozen-lockfile --non-interactive",
-    "bun": "bun install --frozen-lockfile",
-}
-
+_MAX_TEXT_BYTES = 2**18
 
 #: Clones a repository into the guest.
 Clone = Callable[[GitRepo], Awaitable[None]]
@@ -237,11 +219,30 @@ class _Doing:
         await self.guest.write_file(there, _once(file.data()), mode=file.mode, user=user)
 
     async def _install(self, install: InstallStep) -> None:
-        directory = install.path or self.context.workdir or "/root"
+        place = posixpath.join(self.context.workdir or "/root", install.path or "")
         for path, file in install.files.items():
-            await self._write(path, file, directory)
-        lockfile = shlex.quote(install.lockfile.rpartition("/")[2] if install.files else install.lockfile)
-        await self._run(_INSTALL[install.program()].format(lockfile=lockfile), cwd=directory, timeout_s=INSTALL_S)
+            await self._write(path, file, place)
+        below, lockfile = posixpath.split(install.lockfile)
+        directory = posixpath.normpath(posixpath.join(place, below))
+        tool = managers.wanted(install.program(), await self._texts(directory))
+        if tool.fetch is not None:
+            await self._run(tool.fetch, user="root", cwd="/", timeout_s=INSTALL_S)
+        command = tool.install(lockfile)
+        if tool.manager == "uv":
+            command += " --no-install-project"  # which may not be there yet
+        await self._run(tool.script(command), cwd=directory, timeout_s=INSTALL_S)
+
+    async def _texts(self, directory: str) -> dict[str, str]:
+        """The beginnings of what says which package manager is meant."""
+        found = {}
+        for name in managers.READ:
+            data = b""
+            with suppress(FileMissing):
+                async with self.guest.read_file(posixpath.join(directory, name), length=_MAX_TEXT_BYTES) as chunks:
+                    async for chunk in chunks:
+                        data += chunk
+                found[name] = data.decode("utf-8", "replace")
+        return found
 
     async def _wait(self, wait: WaitStep) -> None:
         # An image may have neither bash nor timeout.

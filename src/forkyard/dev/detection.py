@@ -14,11 +14,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from forkyard.builds import managers
+from forkyard.builds.managers import PIP, Tool
 from forkyard.errors import InvalidRequest
 from forkyard.models.specs import LOCKFILES, Manager
 
 #: Files whose text is looked at.
-READ = ("package.json", "pyproject.toml", "requirements.txt", "main.py", "app.py", "server.py", "asgi.py", "wsgi.py")
+READ = (*managers.READ, "pyproject.toml", "requirements.txt", "main.py", "app.py", "server.py", "asgi.py", "wsgi.py")
 #: A change of one of these means to install again.
 MANIFESTS = frozenset({"package.json", "pyproject.toml", *LOCKFILES})
 
@@ -50,23 +52,29 @@ class Setup:
     manager: Manager | None
     install: str | None
     command: str
+    fetch: str | None = None
+    """Run first, as root: `install` and `command` need it."""
+    script: str | None = None
+    """`install`, with what must be so around it."""
 
 
 def detect(names: Collection[str], texts: Mapping[str, str], *, port: int, command: str | None = None) -> Setup:
     """`names`: the files at the top; `texts`: of those in `READ` that are there. `command`: if it is given, only how to
     install is found out."""
-    found = _javascript(names, texts, port) or _python(names, texts, port) or _static(names, port)
-    manager, install, serve = found
+    tool, install, serve = _javascript(names, texts, port) or _python(names, texts, port) or _static(names, port)
     if command is None and serve is None:
         raise InvalidRequest(
             "how to start this repository cannot be told: it has no `dev`, `start` or `serve` script in package.json, no "
             "manage.py, no Python file with an app or a server, and no index.html; give a command",
             field="command",
         )
-    return Setup(manager, install, command or serve or "")
+    served = command or serve or ""
+    if tool is None:
+        return Setup(None, install, served)
+    return Setup(tool.manager, install, served, tool.fetch, None if install is None else tool.script(install))
 
 
-_Found = tuple[Manager | None, str | None, str | None]
+_Found = tuple[Tool | None, str | None, str | None]
 
 
 # ── JavaScript ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -76,55 +84,27 @@ def _javascript(names: Collection[str], texts: Mapping[str, str], port: int) -> 
     if "package.json" not in names:
         return None
     package = _json(texts.get("package.json", ""))
-    manager, version = _manager(names, package)
-    return manager, _javascript_install(names, package, manager, version), _script(names, package, manager, port)
+    tool = managers.declared(package) or managers.wanted(managers.by_lockfile(names) or "npm", texts)
+    return tool, _javascript_install(names, package, tool), _script(names, package, tool, port)
 
 
-def _manager(names: Collection[str], package: Mapping[str, Any]) -> tuple[Manager, str | None]:
-    said = re.match(r"(npm|pnpm|yarn|bun)@([0-9][0-9A-Za-z.-]*)", _text(package.get("packageManager")))
-    if said is not None:
-        return said[1], said[2]  # type: ignore[return-value]
-    order: tuple[Manager, ...] = ("bun", "pnpm", "yarn", "npm")
-    there = {manager for lockfile, manager in LOCKFILES.items() if lockfile in names}
-    return next((manager for manager in order if manager in there), "npm"), None
-
-
-def _javascript_install(
-    names: Collection[str], package: Mapping[str, Any], manager: Manager, version: str | None
-) -> str | None:
+def _javascript_install(names: Collection[str], package: Mapping[str, Any], tool: Tool) -> str | None:
     wanted = ("dependencies", "devDependencies", "optionalDependencies", "peerDependencies", "workspaces")
-    if not any(package.get(kind) for kind in wanted):
+    # Without node_modules, a newer Yarn runs nothing in a repository that it has not installed.
+    if not tool.modern_yarn and not any(package.get(kind) for kind in wanted):
         return None
-    locked = any(LOCKFILES.get(name) == manager for name in names)
-    if manager == "npm":
-        return "npm ci --no-audit --no-fund" if locked else "npm install --no-audit --no-fund"
-    if manager == "bun":
-        return "bun install --frozen-lockfile" if locked else "bun install"
-    if manager == "pnpm":
-        return _there("pnpm", version) + ("pnpm install --frozen-lockfile" if locked else "pnpm install")
-    modern = version is not None and not version.startswith("1.")
-    if modern:
-        frozen = " --immutable" if locked else ""
-        return f"{_there('corepack', None)}corepack enable && yarn install{frozen}"
-    frozen = " --frozen-lockfile" if locked else ""
-    return f"{_there('yarn', version)}yarn install --non-interactive{frozen}"
+    return tool.install(next((name for name in sorted(names) if LOCKFILES.get(name) == tool.manager), None))
 
 
-def _there(program: str, version: str | None) -> str:
-    """The machine has npm and bun; others are fetched with npm."""
-    package = program if version is None else f"{program}@{version}"
-    return f"{{ command -v {program} >/dev/null || npm install -g {shlex.quote(package)}; }} && "
-
-
-def _script(names: Collection[str], package: Mapping[str, Any], manager: Manager, port: int) -> str | None:
+def _script(names: Collection[str], package: Mapping[str, Any], tool: Tool, port: int) -> str | None:
     scripts = package.get("scripts")
     scripts = scripts if isinstance(scripts, dict) else {}
     name = next((name for name in _SCRIPTS if _text(scripts.get(name)).strip()), None)
     if name is not None:
         option = _PORT_OPTION.get(_program(_text(scripts[name])))
-        given = "" if option is None else f"{' --' if manager == 'npm' else ''} {option} {port}"
-        return f"{manager} run {name}{given}"
-    runtime = "bun" if manager == "bun" else "node"
+        given = "" if option is None else f"{' --' if tool.manager == 'npm' else ''} {option} {port}"
+        return f"{tool.manager} run {name}{given}"
+    runtime = "bun" if tool.manager == "bun" else "yarn node" if tool.modern_yarn else "node"
     entry = next((entry for entry in (_text(package.get("main")), *_ENTRIES) if entry and entry in names), None)
     return None if entry is None else f"{runtime} {shlex.quote(entry)}"
 
@@ -149,15 +129,14 @@ def _python(names: Collection[str], texts: Mapping[str, str], port: int) -> _Fou
     project = _toml(texts.get("pyproject.toml", ""))
     tool = project.get("tool")
     if "uv.lock" in names or (isinstance(tool, dict) and "uv" in tool):
-        frozen = " --frozen" if "uv.lock" in names else ""
-        install = f"{{ command -v uv >/dev/null || pip install -q uv; }} && uv sync{frozen}"
-        return "uv", install, _python_command("uv run ", names, texts, port)
+        uv = Tool("uv")
+        install = uv.install("uv.lock" if "uv.lock" in names else None)
+        return uv, install, _python_command("uv run ", names, texts, port)
     if "requirements.txt" in names:
-        install = "python3 -m venv .venv && .venv/bin/pip install -q --no-input -r requirements.txt"
-        return "pip", install, _python_command(".venv/bin/", names, texts, port)
+        pip = Tool("pip")
+        return pip, pip.install("requirements.txt"), _python_command(".venv/bin/", names, texts, port)
     if isinstance(project.get("project"), dict):
-        install = "python3 -m venv .venv && .venv/bin/pip install -q --no-input -e ."
-        return "pip", install, _python_command(".venv/bin/", names, texts, port)
+        return Tool("pip"), f"{PIP} -e .", _python_command(".venv/bin/", names, texts, port)
     served = _python_command("", names, texts, port)
     return None if served is None else (None, None, served.replace("python ", "python3 ", 1))
 

@@ -168,11 +168,17 @@ class DevServers:
         names = [entry.name for entry in await guest.list_dir(request.path) if entry.type in ("file", "symlink")]
         texts = {name: await _text(guest, f"{request.path}/{name}") for name in READ if name in names}
         found = detect(names, texts, port=request.port, command=request.command)
-        install = found.install if request.install is None else request.install or None
-        if install is not None:
-            done = await self._run(guest, request, install, INSTALL_S)
-            if not done.ok:
-                raise DevServerFailed(f"`{install}` {done.why(INSTALL_S)}: {_last(done)}", log=done.tail)
+        install, script = found.install, found.script
+        if request.install is not None:
+            install = script = request.install or None
+        for what, command, user in (
+            (f"fetching {found.manager}", found.fetch, "root"),
+            (f"`{install}`", script or install, None),
+        ):
+            if command is not None:
+                done = await self._run(guest, request, command, INSTALL_S, user=user)
+                if not done.ok:
+                    raise DevServerFailed(f"{what} {done.why(INSTALL_S)}: {_last(done)}", log=done.tail)
         return Setup(found.manager, install, found.command)
 
     def _service(self, request: DevServerCreate, setup: Setup) -> Service:
@@ -192,10 +198,12 @@ class DevServers:
         allowed = {} if domain == "localhost" else {"__VITE_ADDITIONAL_SERVER_ALLOWED_HOSTS": f".{domain}"}
         return {"PORT": str(request.port), "BROWSER": "none", **allowed}
 
-    async def _run(self, guest: Guest, request: DevServerCreate, command: str, timeout_s: float) -> Finished:
+    async def _run(
+        self, guest: Guest, request: DevServerCreate, command: str, timeout_s: float, *, user: str | None = None
+    ) -> Finished:
         env = {**self._env(request), **request.env, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C.UTF-8"}
         spec = ExecSpec(
-            command, cwd=request.path, env=env, user=request.user or "root", timeout_s=timeout_s, label=SERVICE
+            command, cwd=request.path, env=env, user=user or request.user or "root", timeout_s=timeout_s, label=SERVICE
         )
         return await run(guest, spec)
 

@@ -18,7 +18,21 @@ from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, fiel
 
 from forkyard.models.base import Request
 from forkyard.models.bases import AddStep, ConfigStep, DockerfileSource, ImageSource
-from forkyard.models.texts import Name, Owner, Package, Part, Path, Salt, ServiceName, Text, UnitName, User, Value
+from forkyard.models.texts import (
+    Mode,
+    Name,
+    Owner,
+    Package,
+    Part,
+    Path,
+    Salt,
+    ServiceName,
+    Setting,
+    Text,
+    UnitName,
+    User,
+    Value,
+)
 
 MAX_STEPS = 200
 MAX_FILE_BYTES = 8 * 2**20
@@ -42,7 +56,7 @@ class FileStep(Part):
 
     content: str = Field(max_length=MAX_FILE_BYTES * 4 // 3 + 4)
     encoding: Literal["utf8", "base64"] = "utf8"
-    mode: int | None = Field(None, ge=0, le=0o7777, description="Permission bits, e.g. 0o755 as 493.")
+    mode: Mode | None = Field(None, description="Permission bits, such as '0755'.")
     user: Owner | None = Field(None, description="Owner. Default: the user of the step.")
 
     def data(self) -> bytes:
@@ -142,7 +156,7 @@ class RunStep(Part):
     timeout_s: float = Field(3600.0, gt=0, le=86400)
     user: Owner | None = None
     cwd: Path | None = None
-    env: dict[Name, Value] = Field(default_factory=dict, max_length=256, description="For this command alone.")
+    env: dict[Name, Setting] = Field(default_factory=dict, max_length=256, description="For this command alone.")
 
     @model_validator(mode="before")
     @classmethod
@@ -221,7 +235,7 @@ class Service(Part):
     ready_timeout_s: float = Field(120.0, gt=0, le=86400)
     restart: Literal["no", "on-failure", "on-abnormal", "always"] = "no"
     restart_s: float = Field(1.0, ge=0, le=3600, description="Pause before a restart.")
-    env: dict[Name, Value] = Field(default_factory=dict, max_length=256)
+    env: dict[Name, Setting] = Field(default_factory=dict, max_length=256)
     user: Owner | None = Field(None, description="Default: that of the spec at this step, else root.")
     group: Owner | None = Field(None, description="Default: that of the user.")
     workdir: Path | None = None
@@ -288,7 +302,7 @@ class Step(Part):
     context: Language | None = Field(
         None, description="Start what runs code of this language, so that sandboxes have it running already."
     )
-    env: dict[Name, Value] | None = Field(
+    env: dict[Name, Setting] | None = Field(
         None, min_length=1, max_length=256, description="For later steps, services, and every command of the sandbox."
     )
     workdir: Path | None = Field(

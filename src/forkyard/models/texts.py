@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, ConfigDict, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from forkyard.models.base import Request
 
@@ -25,9 +26,36 @@ def _on_one_line(path: str) -> str:
     return _clean(path)
 
 
+def _setting(given: Any) -> Any:
+    if isinstance(given, bool):
+        return "true" if given else "false"
+    return str(given) if isinstance(given, int | float) else given
+
+
+#: Permission bits that nobody wants, and that are what somebody wants if they are read as octal digits.
+_MISREAD = frozenset({400, 440, 444, 500})
+_OCTAL = "^(0o?)?[0-7]{3,4}$"
+_Bits = Annotated[int, Field(ge=0, le=0o7777)]
+
+
+def _mode(given: Any) -> Any:
+    if isinstance(given, str):
+        if re.fullmatch(_OCTAL, given) is None:
+            raise ValueError(f"{given!r} is no mode such as '0755'")
+        return int(given.removeprefix("0o"), 8)
+    digits = str(given)
+    if isinstance(given, int) and re.fullmatch("[0-7]{3}", digits) and (given in _MISREAD or given > 0o777):
+        raise ValueError(f"the number {given} is {oct(given)} as permission bits; write '0{given}', in quotes")
+    return given
+
+
 Text = Annotated[str, StringConstraints(min_length=1, max_length=65536), AfterValidator(_clean)]
 Path = Annotated[str, StringConstraints(min_length=1, max_length=4096), AfterValidator(_on_one_line)]
 Value = Annotated[str, StringConstraints(max_length=65536), AfterValidator(_clean)]
+#: Of an environment variable; numbers and truths are written out.
+Setting = Annotated[Value, BeforeValidator(_setting, json_schema_input_type=str | bool | int | float)]
+#: Permission bits: text is octal.
+Mode = Annotated[_Bits, BeforeValidator(_mode, json_schema_input_type=_Bits | Annotated[str, Field(pattern=_OCTAL)])]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
 User = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_.-]{0,31}$")]
 ServiceName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]

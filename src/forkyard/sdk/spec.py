@@ -10,6 +10,7 @@ import base64
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,14 +18,12 @@ from pydantic import ValidationError
 
 from forkyard.errors import InvalidRequest
 from forkyard.models import specs as model
+from forkyard.sdk import lockfiles
 from forkyard.sdk.uploads import Upload, image_source
 from forkyard.sdk.uploads import context as context_of
 
 #: Text, bytes, a local file or directory, or a mapping with `content` or `from`, `mode`, `user`.
 FileSource: TypeAlias = str | bytes | Path | Mapping[str, Any]
-
-#: What else an installer reads, if it stands beside the lockfile.
-_BESIDE = ("package.json", "pyproject.toml", ".npmrc", "pnpm-workspace.yaml", ".yarnrc.yml", ".python-version")
 
 
 class Spec:
@@ -103,7 +102,7 @@ class Spec:
         *,
         names: Sequence[str] = (".",),
         owner: str | None = None,
-        mode: int | None = None,
+        mode: int | str | None = None,
     ) -> Spec:
         """What is in a local directory, as large as it is: all of it, or `names`, which may be patterns. What its
         `.dockerignore` names stays behind."""
@@ -136,7 +135,7 @@ class Spec:
 
     def install(self, lockfile: str | os.PathLike[str], path: str | None = None, *, manager: str | None = None) -> Spec:
         """Dependencies of a local lockfile. Built again when it, or the manifest beside it, has changed. If there is no
-        such file here, it must be in the machine, by an earlier step."""
+        such file here, it must be in the machine, by an earlier step: below `path`, which is below the working directory."""
         step = {"lockfile": os.fspath(lockfile), "path": path, "manager": manager}
         return self._step(install=_install(step, Path()))
 
@@ -198,18 +197,14 @@ class Spec:
     @classmethod
     def parse(cls, text: str, directory: str | os.PathLike[str] = ".", *, where: str = "the spec") -> Spec:
         """From YAML or JSON text."""
-        import yaml
-
-        try:
-            document = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise InvalidRequest(f"{where} is no YAML: {' '.join(str(error).split())}", field="spec") from None
+        document = _document(text, where)
         if not isinstance(document, dict):
             raise InvalidRequest(f"{where} is not a mapping with `steps`", field="spec")
         steps = document.get("steps", [])
+        sent: list[Upload] = []
         if isinstance(steps, list):
-            document["steps"] = [_read(step, Path(directory)) for step in steps]
-        uploads = _read_base(document, Path(directory))
+            document["steps"] = [_read(step, Path(directory), sent) for step in steps]
+        uploads = (*sent, *_read_base(document, Path(directory)))
         spec = cls(**{str(name): value for name, value in document.items()})
         spec._uploads = uploads
         spec.model(where)
@@ -304,8 +299,21 @@ def _read_base(document: dict[Any, Any], directory: Path) -> tuple[Upload, ...]:
     return tuple(uploads)
 
 
-def _read(step: Any, directory: Path) -> Any:
-    """A step of a file, with what it names of this machine put in."""
+def _document(text: str, where: str) -> Any:
+    """JSON is tried first: YAML has no tabs at the beginnings of lines."""
+    import yaml
+
+    if text.lstrip().startswith("{"):
+        with suppress(ValueError, RecursionError):
+            return json.loads(text)
+    try:
+        return _written(yaml.safe_load(text), yaml.load(text, yaml.BaseLoader))
+    except (yaml.YAMLError, RecursionError) as error:
+        raise InvalidRequest(f"{where} is no YAML: {' '.join(str(error).split())}", field="spec") from None
+
+
+def _read(step: Any, directory: Path, sent: list[Upload]) -> Any:
+    """A step of a file, with what it names of this machine put in; `sent`: with what must be sent ahead."""
     if not isinstance(step, dict):
         return step
     if isinstance(files := step.get("files"), dict):
@@ -313,6 +321,10 @@ def _read(step: Any, directory: Path) -> Any:
     if isinstance(install := step.get("install"), str | dict):
         given = {"lockfile": install} if isinstance(install, str) else install
         step = {**step, "install": _install(given, directory)}
+    if isinstance(add := step.get("add"), dict) and "from" in add:
+        brought, upload = _add(add, directory)
+        step = {**step, "add": brought}
+        sent.append(upload)
     return step
 
 
@@ -360,7 +372,30 @@ def _install(step: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     lockfile = directory / str(step.get("lockfile", ""))
     if "files" in step or not lockfile.is_file():
         return dict(step)
-    beside = [lockfile, *(lockfile.with_name(name) for name in _BESIDE if lockfile.with_name(name).is_file())]
-    if lockfile.name == "requirements.txt":
-        beside = [lockfile]
-    return {**step, "lockfile": lockfile.name, "files": {path.name: _content(path.read_bytes()) for path in beside}}
+    manager = step.get("manager") or model.LOCKFILES.get(lockfile.name)
+    files = {name: _content(path.read_bytes()) for name, path in lockfiles.taken(lockfile, manager).items()}
+    return {**step, "lockfile": lockfile.name, "files": files}
+
+
+def _add(step: Mapping[str, Any], directory: Path) -> tuple[dict[str, Any], Upload]:
+    """`from`: a directory of this machine."""
+    upload = context_of(directory / str(step["from"]))
+    rest = {name: value for name, value in step.items() if name != "from"}
+    return {"sources": ["."], **rest, "context": upload.digest}, upload
+
+
+def _written(value: Any, text: Any) -> Any:
+    """Values of variables as they stand in the file: `1.10` and `yes` are no numbers and truths there. `text`: the same
+    document, with nothing but texts in it."""
+    if isinstance(value, list) and isinstance(text, list):
+        return [_written(*pair) for pair in zip(value, text, strict=True)]
+    if not isinstance(value, dict) or not isinstance(text, dict):
+        return value
+    found = {name: _written(item, text.get(str(name))) for name, item in value.items()}
+    for kind in ("env", "args"):
+        if isinstance(given := value.get(kind), dict) and isinstance(said := text.get(kind), dict):
+            found[kind] = {
+                name: said.get(str(name), item) if isinstance(item, int | float) else item
+                for name, item in given.items()
+            }
+    return found
