@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, SecretStr, StringConstraints, model_validator
 
 from forkyard.models.base import Answer, Request
-from forkyard.models.texts import Digest, Name, Owner, Part, Path, Text, Value
+from forkyard.models.texts import Digest, Mode, Name, Owner, Part, Path, Setting, Text, Value
 
 MAX_DOCKERFILE_CHARS = 512 * 1024
 #: `registry.example:5000/name:tag`, `name@sha256:…`, or the id of an image that was imported.
@@ -43,7 +43,7 @@ class DockerfileSource(Part):
 
     text: str = Field(min_length=1, max_length=MAX_DOCKERFILE_CHARS)
     context: Digest | None = Field(None, description="A tar archive, uploaded before: what COPY and ADD find.")
-    args: dict[Name, Value] = Field(default_factory=dict, max_length=256, description="Values for its ARGs.")
+    args: dict[Name, Setting] = Field(default_factory=dict, max_length=256, description="Values for its ARGs.")
     target: Text | None = Field(None, description="The stage that is wanted. Default: the last.")
 
     @model_validator(mode="before")
@@ -56,10 +56,10 @@ class AddStep(Part):
     """Files out of an upload, as COPY of a Dockerfile does it: of a directory its contents, wildcards in names."""
 
     context: Digest | None = Field(None, description="A tar archive, uploaded before.")
-    sources: list[Path] = Field(min_length=1, max_length=1000, description="Paths in the archive.")
+    sources: list[Path] = Field(min_length=1, max_length=1000, description="Paths in the archive; `.` is all of it.")
     to: Path = Field(description="A path that ends with `/` is a directory.")
     owner: Owner | None = Field(None, description="`user`, `user:group`, by name or number. Default: root.")
-    mode: int | None = Field(None, ge=0, le=0o7777, description="Permission bits. Default: as in the archive.")
+    mode: Mode | None = Field(None, description="Permission bits, such as '0755'. Default: as in the archive.")
     extract: bool = Field(False, description="Unpack files that are tar archives.")
 
 
