@@ -46,13 +46,14 @@ from forkyard.host.images import log_progress
 from forkyard.host.local import LocalHost
 from forkyard.host.registries import Registries
 from forkyard.images import BaseImage, Progress, ensure_base_image
+from forkyard.images.hostconfig import read_uv_python
 from forkyard.models import Check, Shape
 from forkyard.net.authority import Authority
 from forkyard.net.base import Listeners, Network, OwnerOf
 from forkyard.net.door import Door
 from forkyard.net.http import HttpInterceptor
 from forkyard.net.outside import Interceptor, Outside
-from forkyard.net.presets import read_presets
+from forkyard.net.presets import Presets, read_presets
 from forkyard.net.recordings import Recordings
 from forkyard.net.resolver import HostResolver
 from forkyard.settings import Settings
@@ -88,8 +89,7 @@ async def local_host(
 ) -> LocalHost:
     """This machine as a host. Builds the base image if it is not there: the probe of KVM boots its kernel. Without an
     `interceptor` nothing leaves its machines."""
-    kept = settings.cache_dir / "registries.json"
-    presets = None if interceptor is None else asyncio.create_task(read_presets(kept))  # beside the rest
+    presets = None if interceptor is None else asyncio.create_task(_presets(settings))  # beside the rest
     image = await ensure_base_image(settings.cache_dir, progress)
     driver = await qemu_driver(settings, image)
     if presets is None:
@@ -97,6 +97,11 @@ async def local_host(
     outside = Outside(HostResolver(), await presets, interceptor)
     registries = Registries(outside, settings.trusted_registries)
     return LocalHost(settings, driver, connect, image, doors(outside), registries.way)
+
+
+async def _presets(settings: Settings) -> Presets:
+    downloads = await asyncio.to_thread(read_uv_python)
+    return await read_presets(settings.cache_dir / "registries.json", downloads.values())
 
 
 def doors(outside: Outside) -> NewDoor:
@@ -265,7 +270,7 @@ async def _git_hosting(
             extra_ca_file=settings.extra_ca_file,
             github_api=settings.github_api_url.rstrip("/"),
         ),
-        outside=Outside(HostResolver(), await read_presets(settings.cache_dir / "registries.json")),
+        outside=Outside(HostResolver(), await _presets(settings)),
         mirrors_bytes=int(settings.git_mirrors_gib * 2**30),
     )
     await hosting.start()

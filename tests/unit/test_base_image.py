@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import stat
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,9 @@ from forkyard.images.hostconfig import (
     is_portable,
     npm_settings,
     pip_settings,
+    read_uv_python,
     source_options,
+    uv_python_settings,
 )
 
 
@@ -294,6 +297,54 @@ def test_npm_registries_carry_over_without_tokens() -> None:
         "registry": "https://npm.example/",
         "@team:registry": "https://team.example/",
     }
+
+
+def test_mirrors_of_pythons_carry_over_from_uvs_variables_and_files() -> None:
+    user = 'python-install-mirror = "https://user.example/py"\nindex-url = "https://x.example"\n'
+    system = (
+        'python-install-mirror = "https://all.example/py"\npython-downloads-json-url = "https://all.example/a.json"\n'
+    )
+    assert uv_python_settings({}, [user, system]) == {
+        "UV_PYTHON_INSTALL_MIRROR": "https://user.example/py",
+        "UV_PYTHON_DOWNLOADS_JSON_URL": "https://all.example/a.json",
+    }
+    said = {"UV_PYTHON_INSTALL_MIRROR": "https://u:p@env.example/", "UV_PYTHON_DOWNLOADS_JSON_URL": "/srv/list.json"}
+    assert uv_python_settings(said, [user]) == {}, "what cannot carry over does not fall back to what was not meant"
+    assert uv_python_settings({}, ["no toml ["]) == {}
+
+
+def test_the_hosts_uv_is_asked_where_it_looks_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("UV_PYTHON_INSTALL_MIRROR", "UV_PYTHON_DOWNLOADS_JSON_URL", "UV_CONFIG_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "uv").mkdir()
+    (tmp_path / "uv" / "uv.toml").write_text('python-install-mirror = "https://file.example/"\n')
+    assert read_uv_python()["UV_PYTHON_INSTALL_MIRROR"] == "https://file.example/"
+    monkeypatch.setenv("UV_PYTHON_INSTALL_MIRROR", "https://env.example/")
+    assert read_uv_python()["UV_PYTHON_INSTALL_MIRROR"] == "https://env.example/"
+
+
+def test_uv_yarn_and_bun_are_told_of_the_registries_of_pip_and_npm(tmp_path: Path) -> None:
+    host = HostConfig(
+        (AptSource("https://deb.example/debian", "bookworm", ("main",)),),
+        pip={"index-url": "https://pip.example/simple", "extra-index-url": "https://a.example https://b.example"},
+        npm={"registry": "http://npm.example:4873/"},
+        uv_python={"UV_PYTHON_INSTALL_MIRROR": "https://py.example/"},
+    )
+    write_overlay(tmp_path, host)
+    assert tomllib.loads((tmp_path / "etc/uv/uv.toml").read_text()) == {
+        "python-install-mirror": "https://py.example/",
+        "index-url": "https://pip.example/simple",
+        "extra-index-url": ["https://a.example", "https://b.example"],
+    }
+    assert (tmp_path / "opt/node/etc/yarnrc").read_text() == 'registry "http://npm.example:4873/"\n'
+    assert (tmp_path / "etc/skel/.yarnrc.yml").read_text().splitlines() == [
+        'npmRegistryServer: "http://npm.example:4873/"',
+        'unsafeHttpWhitelist: ["npm.example"]',
+    ]
+    assert (
+        tomllib.loads((tmp_path / "etc/skel/.bunfig.toml").read_text())["install"]["registry"] == host.npm["registry"]
+    )
 
 
 def test_apt_proxies_are_used_for_the_build_and_only_harmless_ones_enter_the_image() -> None:

@@ -33,6 +33,18 @@ def test_registries_are_read_from_what_the_tools_print() -> None:
     assert npm_hosts(json.dumps(config)) == {"npm.example", "mine.example"}
 
 
+async def test_a_list_of_downloads_opens_its_host_and_those_in_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    listed = tmp_path / "list.json"
+    listed.write_text(json.dumps({"a": {"url": "https://files.example/a.tar.gz"}, "b": {"url": "http://localhost/b"}}))
+    monkeypatch.setattr("urllib.request.urlopen", lambda url, timeout: listed.open("rb"))
+    urls = ["https://list.example/list.json", "https://mirror.example/python"]
+    (tmp_path / "kept").write_text('["kept.example"]')
+    found = await presets.read_presets(tmp_path / "kept", urls)
+    assert found.registries == {"kept.example", "list.example", "files.example", "mirror.example"}
+
+
 def test_this_machine_is_not_a_registry() -> None:
     assert hosts_of(["http://localhost:4873/", "http://x.localhost/", "file:///srv", "http://[::1", "cdrom:x"]) == set()
 

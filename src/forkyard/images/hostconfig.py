@@ -1,4 +1,4 @@
-"""What a guest takes over from its host: package sources, proxies, certificates, pip and npm registries.
+"""What a guest takes over from its host: package sources, proxies, certificates, registries of pip, npm and uv.
 
 Owns: reading the host's own configuration, so that no mirror is ever named in this code, and deciding what of it may
 enter an image. Only http(s) addresses without credentials do, and none that means the host itself: every user of a
@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from forkyard.errors import ImageBuildFailed
@@ -24,6 +27,11 @@ DEBIAN_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 _QUERY_TIMEOUT_S = 60
 _KEPT_SOURCE_OPTIONS = ("signed-by", "trusted", "check-valid-until")
+#: Where uv finds other Pythons: its variables, and what they are called in its file.
+UV_PYTHON = {
+    "UV_PYTHON_INSTALL_MIRROR": "python-install-mirror",
+    "UV_PYTHON_DOWNLOADS_JSON_URL": "python-downloads-json-url",
+}
 _INDEX_FIELDS = ("ORIGIN", "LABEL", "CODENAME", "COMPONENT", "REPO_URI", "SOURCESENTRY")
 
 
@@ -52,6 +60,7 @@ class HostConfig:
     ca_certificates: Mapping[str, bytes] = field(default_factory=dict)
     pip: Mapping[str, str] = field(default_factory=dict)
     npm: Mapping[str, str] = field(default_factory=dict)
+    uv_python: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def portable_apt_options(self) -> dict[str, str]:
@@ -77,6 +86,7 @@ async def read_host_config(codename: str) -> HostConfig:
         ca_certificates=certificates,
         pip=pip_settings(pip),
         npm=npm_settings(npm),
+        uv_python=await asyncio.to_thread(read_uv_python),
     )
 
 
@@ -186,6 +196,34 @@ def pip_settings(config_list: str) -> dict[str, str]:
             if urls and (section == ":env:" or name not in found):
                 found[name] = " ".join(urls)
     return found
+
+
+def read_uv_python() -> dict[str, str]:
+    """Where this host's own uv finds Pythons: from its variables, and files. Read anew each time: it costs nothing, and
+    somebody who sets one will not want to make a new image for it."""
+    home = os.environ.get("XDG_CONFIG_HOME") or f"{os.environ.get('HOME', '/root')}/.config"
+    places = [os.environ.get("UV_CONFIG_FILE"), f"{home}/uv/uv.toml", "/etc/uv/uv.toml"]
+    texts = [Path(place).read_text(errors="replace") for place in places if place and Path(place).is_file()]
+    return uv_python_settings(os.environ, texts)
+
+
+def uv_python_settings(variables: Mapping[str, str], files: Sequence[str]) -> dict[str, str]:
+    """By variable. `files`: the first that says something counts, the environment before all."""
+    found = {}
+    parsed = [_toml(text) for text in files]
+    for variable, name in UV_PYTHON.items():
+        said = [variables.get(variable), *(file.get(name) for file in parsed)]
+        first = next((value for value in said if value), "")
+        if isinstance(first, str) and is_portable(first):
+            found[variable] = first
+    return found
+
+
+def _toml(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError):
+        return {}
 
 
 def npm_settings(config_json: str) -> dict[str, str]:

@@ -36,6 +36,7 @@ GIT_HOSTS = frozenset(
 _QUERY_TIMEOUT_S = 30
 _FETCH_TIMEOUT_S = 2
 _CONFIG_BYTES = 65536
+_LIST_BYTES = 16 * 2**20
 _URL = re.compile(r"https?://[^\s'\"`<>|]+")
 
 
@@ -53,9 +54,11 @@ class Presets:
     research_connections_per_minute: int = 600
 
 
-async def read_presets(kept: Path | None = None) -> Presets:
+async def read_presets(kept: Path | None = None, downloads: Iterable[str] = ()) -> Presets:
     """Asks the package managers of this host. One that is not installed, or does not answer, adds nothing. They take
-    seconds: a daemon that is started again soon takes what they said, `kept` in this file."""
+    seconds: a daemon that is started again soon takes what they said, `kept` in this file. `downloads`: other addresses
+    that this host downloads from, or lists of them in JSON."""
+    listed = asyncio.gather(*(asyncio.to_thread(download_hosts, url) for url in downloads))
     registries = _recent(kept) if kept else None
     if registries is None:
         registries = frozenset[str]().union(*await asyncio.gather(_apt(), _pip(), _npm(), _cargo()))
@@ -63,7 +66,7 @@ async def read_presets(kept: Path | None = None) -> Presets:
             fresh = kept.with_suffix(f".{os.getpid()}")
             fresh.write_text(json.dumps(sorted(registries)))
             fresh.rename(kept)
-    return Presets(registries=registries)
+    return Presets(registries=registries.union(*await listed))
 
 
 def _recent(kept: Path) -> frozenset[str] | None:
@@ -71,6 +74,19 @@ def _recent(kept: Path) -> frozenset[str] | None:
         if 0 <= time.time() - kept.stat().st_mtime < KEPT_S:
             return frozenset(str(name) for name in json.loads(kept.read_text()))
     return None
+
+
+def download_hosts(url: str) -> frozenset[str]:
+    """Of an address, and of those in the list that is there."""
+    found = hosts_of([url])
+    if found and urlsplit(url).path.endswith(".json"):
+        try:
+            with urllib.request.urlopen(url, timeout=_FETCH_TIMEOUT_S) as answer:
+                text = answer.read(_LIST_BYTES).decode(errors="replace")
+            found |= hosts_of(re.findall(r'"url"\s*:\s*"([^"\\]+)"', text))
+        except (OSError, ValueError) as error:
+            log.info("a list of downloads cannot be read; only its own host is open", error=str(error))
+    return found
 
 
 def hosts_of(urls: Iterable[str]) -> frozenset[str]:

@@ -4,7 +4,9 @@ set -eu
 
 useradd --uid 1000 --user-group --create-home --shell /bin/bash user
 passwd --quiet --lock root
-cp /etc/skel/.bashrc /root/.bashrc
+for file in .bashrc .yarnrc.yml .bunfig.toml; do
+    [ ! -e "/etc/skel/$file" ] || cp "/etc/skel/$file" /root/
+done
 chmod 0440 /etc/sudoers.d/forkyard
 visudo --check --quiet
 update-ca-certificates >/dev/null
