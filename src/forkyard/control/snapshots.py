@@ -52,7 +52,7 @@ class Snapshots:
         annotations: Mapping[str, str] | None = None,
     ) -> SnapshotInfo:
         """Of a running or paused sandbox, which goes on as it was. `annotations`: besides those of the sandbox."""
-        _checked(name)
+        check_name(name)
         work = partial(self._create, sandbox_id, name, automatic, annotations or {})
         # Not interruptible: a delete waits for it, for what it makes outlives the sandbox.
         return await self._ground.turns.run(sandbox_id, "snapshot", work, interruptible=False)
@@ -147,9 +147,12 @@ class Snapshots:
             items=[snapshot_info(record) for record in found], next_cursor=cursor_after(found[-1]) if more else None
         )
 
+    async def was_deleted(self, snapshot_id: str) -> bool:
+        return await self._ground.store.snapshot_was_deleted(snapshot_id)
+
     async def rename(self, snapshot_id: str, name: str, *, take: bool = False) -> SnapshotInfo:
         """`take`: also if another one has this name, which has none then."""
-        _checked(name)
+        check_name(name)
         renamed = await self._ground.store.rename_snapshot(snapshot_id, name, take=take)
         if renamed is None:
             raise SnapshotNotFound(f"there is no snapshot {snapshot_id!r}")
@@ -219,7 +222,8 @@ class Snapshots:
         )
 
 
-def _checked(name: str | None) -> None:
+def check_name(name: str | None) -> None:
+    """InvalidRequest if a snapshot cannot be called so."""
     if name is not None and _ID.match(name):
         raise InvalidRequest(f"{name!r} looks like the id of a snapshot; choose another name", field="name")
     if name is not None and _NAME.fullmatch(name) is None:

@@ -15,7 +15,7 @@ from forkyard.errors import Conflict
 from forkyard.models import Shape
 from forkyard.store.database import Database, record_event
 from forkyard.store.records import Place, SnapshotRecord
-from forkyard.store.tables import snapshots
+from forkyard.store.tables import events, snapshots
 
 
 class SnapshotQueries(Database):
@@ -107,6 +107,13 @@ class SnapshotQueries(Database):
     async def forget_snapshot(self, snapshot_id: str) -> None:
         delete = snapshots.delete().where(snapshots.c.id == snapshot_id)
         await self._write(lambda connection: connection.execute(delete).rowcount)
+
+    async def snapshot_was_deleted(self, snapshot_id: str) -> bool:
+        """As far as events tell."""
+        query = sa.select(events.c.id).where(
+            events.c.kind == "snapshot.deleted", events.c.data["snapshot_id"].as_string() == snapshot_id
+        )
+        return await self._read(lambda connection: connection.execute(query.limit(1)).first()) is not None
 
     async def snapshot(self, id_or_name: str) -> SnapshotRecord | None:
         table = snapshots.c

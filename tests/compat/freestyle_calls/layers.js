@@ -26,6 +26,45 @@ call('snapshots.ensure', async (y) => {
   await vm.delete()
 })
 
+call('snapshots.ensure: a name goes with what it was last given to', async (y) => {
+  const name = `named-${process.pid}`
+  const spec = (content) => new y.sdk.VmSpec().additionalFiles({ [y.path('named')]: { content } })
+  const first = await y.fs.vms.snapshots.ensure({ name, spec: spec('1') })
+  const second = await y.fs.vms.snapshots.ensure({ name, spec: spec('2') })
+  assert.notEqual(second.snapshotId, first.snapshotId)
+  const { vm } = await y.fs.vms.create({ snapshotId: name })
+  assert.equal((await vm.exec(`cat ${y.path('named')}`)).stdout, '2')
+  await vm.delete()
+  await fails('CREATE_SNAPSHOT_BAD_REQUEST', () => y.fs.vms.snapshots.ensure({ name: 'a/b', spec: spec('3') }))
+})
+
+call('snapshot.getBuild', async (y) => {
+  const spec = new y.sdk.VmSpec().additionalFiles({ [y.path('ensured')]: { content: 'x' } })
+  const { snapshotId } = await y.fs.vms.snapshots.ensure({ spec })
+  const build = await y.fs.vms.snapshots.ref({ snapshotId }).getBuild()
+  assert.equal((await build.wait({ timeoutMs: 10_000 })).state, 'succeeded')
+  assert.equal(await build.failedPhase(), null)
+  const row = await y.fs.vms.snapshots.get({ snapshotId })
+  assert.equal(row.templateHash, (await build.get()).templateHash)
+}, { since: '0.1.52' })
+
+call('build.failedPhase', async (y) => {
+  const broken = new y.sdk.VmSpec().systemdService(setup('never', `exit ${process.pid % 200 + 1}`))
+  for (const spec of [broken, broken.snapshot()]) { // in the VM, and in a layer
+    const { body } = await fails('VM_SETUP_FAILED', () => y.fs.vms.create({ spec }))
+    const snapshot = y.fs.vms.snapshots.ref({ snapshotId: body.snapshotId })
+    const row = await snapshot.get()
+    assert.deepEqual([row.state, row.failed], ['failed', true])
+    assert.match(row.failureReason, /never|exit/)
+    const build = await snapshot.getBuild()
+    assert.equal((await build.wait()).state, 'failed')
+    assert.equal((await build.failedPhase()).snapshotId, body.snapshotId)
+    const there = async (options) => (await y.fs.vms.snapshots.list(options)).snapshots.some((one) => one.snapshotId === body.snapshotId)
+    assert.deepEqual([await there(), await there({ includeFailed: false })], [true, false])
+    await snapshot.delete?.()
+  }
+}, { since: '0.1.52' })
+
 call('snapshots.create: template', async (y) => {
   const template = new y.sdk.VmTemplate({ additionalFiles: { [y.path('template')]: { content: 'x' } } })
   assert.match((await y.fs.vms.snapshots.create({ template })).snapshotId, /^sc-/)

@@ -107,6 +107,20 @@ call('observability.streamLogs', async (y) => {
   }
 }, { since: '0.1.52' })
 
+call('observability.logs', async (y) => {
+  const { logs } = await y.fs.observability.logs({ vmId: y.vmId, pageSize: 3 })
+  assert(logs.length > 0 && logs.length <= 3)
+}, { since: '0.1.52' })
+
+call('cron.list: deploymentId', async (y) => {
+  assert.deepEqual((await y.fs.cron.list({ deploymentId: 'nothing' })).jobs, [])
+}, { since: '0.1.49' })
+
+call('deployment.getLogs', async (y) => {
+  const { logs } = await y.fs.serverless.deployments.ref({ deploymentId: 'x' }).getLogs()
+  assert.deepEqual(logs, [])
+}, { since: '0.1.52' })
+
 // ── not served: an error that each client knows ──
 
 call('serverless.deployments.create: not served', async (y) => {
@@ -125,9 +139,20 @@ call('serverless.deployments.ref: not served', async (y) => {
   await fails('SERVICE_UNAVAILABLE', () => y.fs.serverless.deployments.ref({ deploymentId: 'x' }).getDetails())
 })
 
+call('deployment.fetch: not served', async (y) => {
+  const answer = await y.fs.serverless.deployments.ref({ deploymentId: 'x' }).fetch('/api/hello')
+  assert.equal(answer.status, 501)
+  assert.equal((await answer.json()).code, 'SERVICE_UNAVAILABLE')
+}, { since: '0.1.52' })
+
 call('dns.records.list: not served', async (y) => {
   await fails('SERVICE_UNAVAILABLE', () => y.fs.dns.records.list({ domain: DOMAIN }))
 })
+
+call('vpc.configureWireGuardPeer: not served', async (y) => {
+  const error = await y.fs.vpc.configureWireGuardPeer('x', { publicKey: 'x' }).catch((error) => error)
+  assert.match(error.message, /SERVICE_UNAVAILABLE/)
+}, { since: '0.1.63' })
 
 call('vpc.create: not served', async (y) => {
   const error = await y.fs.vpc.create().catch((error) => error)

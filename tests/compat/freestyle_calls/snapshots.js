@@ -49,5 +49,6 @@ call('vms.create: snapshotId', async (y) => {
 call('snapshots.delete', async (y) => {
   await y.fs.vms.snapshots.delete({ snapshotId: y.snapshotId })
   await fails('SNAPSHOT_NOT_FOUND', () => y.fs.vms.create({ snapshotId: y.snapshotId }))
-  await fails('SNAPSHOT_NOT_FOUND', () => y.fs.vms.snapshots.delete({ snapshotId: y.snapshotId }))
+  await fails('SNAPSHOT_ALREADY_DELETED', () => y.fs.vms.snapshots.delete({ snapshotId: y.snapshotId }))
+  await fails('SNAPSHOT_NOT_FOUND', () => y.fs.vms.snapshots.delete({ snapshotId: 'sc-' + '0'.repeat(20) }))
 })
