@@ -53,6 +53,7 @@ rebuilds the same class from the `code`.
     │   ├── BadAnswer             what listens there does not speak HTTP
     │   └── GuestUnreachable      the agent does not answer
     ├── NoCapacity                no room now; `retry_after_s` says when to ask again
+    │   ├── SandboxBusy           as many are talking with it as may at once
     │   └── QuotaExceeded
     ├── RepoFull                  the repository has used up its quota
     ├── RemoteFailed              a git host elsewhere did not do its part
@@ -408,6 +409,12 @@ class NoCapacity(ForkyardError):
     code = "no_capacity"
     status = 503
     retryable = True
+
+
+class SandboxBusy(NoCapacity):
+    """So many requests to this sandbox are under way that no more can be taken."""
+
+    code = "sandbox_busy"
 
 
 class QuotaExceeded(NoCapacity):

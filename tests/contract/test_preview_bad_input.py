@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
+import httpx
 import pytest
 
-from forkyard.gateway import server, upstream
+from forkyard.gateway import proxy, server, upstream
 
 from .conftest import running_world
-from .gateway_yard import Yard, backend, listening, read_request, running_yard
+from .gateway_yard import HTML, Yard, backend, listening, read_request, running_yard
 
 pytestmark = pytest.mark.anyio
 
@@ -104,6 +107,99 @@ async def test_a_slow_reader_holds_back_its_server_and_nobody_else(yard: Yard) -
         assert sent < 32 * 2**20
         assert (await yard.get(other.port)).text == "hello"
         writer.transport.abort()
+
+
+async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A server with more to say than anybody reads."""
+    await read_request(reader)
+    writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    while True:
+        writer.write(bytes(65536))
+        await writer.drain()
+
+
+async def asking(yard: Yard, port: int) -> socket.socket:
+    """A client that never reads its answer."""
+    loop, made = asyncio.get_running_loop(), socket.socket()
+    made.setblocking(False)
+    await loop.sock_connect(made, ("127.0.0.1", yard.port))
+    await loop.sock_sendall(made, f"GET / HTTP/1.1\r\nHost: {yard.host(port)}\r\n\r\n".encode())
+    return made
+
+
+async def test_a_client_that_never_reads_is_dropped_and_one_that_reads_slowly_is_not(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.Gathering, "stall_s", 0.5)
+    ended = asyncio.Event()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await endless(reader, writer)
+        finally:
+            ended.set()
+
+    async with listening(handle) as port, listening(endless) as other:
+        with contextlib.closing(await asking(yard, port)), contextlib.closing(await asking(yard, other)) as slow:
+            async with asyncio.timeout(10):
+                while not ended.is_set():
+                    await asyncio.get_running_loop().sock_recv(slow, 2**20)
+                    await asyncio.sleep(0.01)
+            assert yard.gateway._proxy._open[yard.sandbox_id] == 1
+
+
+@pytest.mark.parametrize("size", [1000, 10_000_000])
+async def test_a_client_that_is_sent_away_and_does_not_take_the_rest_is_dropped(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(server.Gathering, "stall_s", 0.3)
+    transport = Stuck(size)
+    gathering = server.Gathering(cast(asyncio.Transport, transport), asyncio.get_running_loop())
+    gathering.close()
+    async with asyncio.timeout(5):
+        await transport.aborted.wait()
+
+
+class Stuck:
+    """A transport whose other end takes nothing."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.aborted = asyncio.Event()
+
+    def close(self) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return self._size
+
+    def abort(self) -> None:
+        self.aborted.set()
+
+
+async def test_one_client_leaves_room_for_others_and_what_is_too_much_is_said(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy, "MAX_EXCHANGES", 3)
+    monkeypatch.setattr(proxy, "MAX_EXCHANGES_OF_CLIENT", 2)
+    async with listening(endless) as port, backend() as other:
+        held = [await asking(yard, port) for _ in range(2)]
+        async with asyncio.timeout(5):
+            while yard.gateway._proxy._open[yard.sandbox_id] < 2:
+                await asyncio.sleep(0.01)
+        refused = await yard.get(other.port)
+        assert (refused.status_code, refused.json()["code"]) == (503, "sandbox_busy")
+        assert "2 requests of 127.0.0.1 to this sandbox" in refused.json()["detail"]
+        assert "This sandbox is busy" in (await yard.get(other.port, headers=HTML)).text
+        elsewhere = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
+        async with httpx.AsyncClient(transport=elsewhere, base_url=str(yard.client.base_url)) as client:
+            assert (await client.get("/", headers={"Host": yard.host(other.port)})).text == "hello"
+        for one in held:
+            one.close()
+        async with asyncio.timeout(5):
+            while (await yard.get(other.port)).status_code != 200:
+                await asyncio.sleep(0.05)
+    assert not yard.gateway._proxy._open and not yard.gateway._proxy._of_client
 
 
 async def test_a_client_that_leaves_in_the_middle_of_an_upload_leaves_nothing_whole(yard: Yard) -> None:

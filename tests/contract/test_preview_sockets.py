@@ -14,6 +14,8 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.http11 import Request, Response
 
+from forkyard.gateway import holding, server
+
 from .conftest import running_world
 from .gateway_yard import Yard, backend, running_yard
 
@@ -193,6 +195,59 @@ async def test_a_client_that_does_not_read_holds_back_its_server(yard: Yard) -> 
                 await asyncio.sleep(0.3)
         assert sent < 64 * 2**20
         socket.transport.abort()
+
+
+async def test_a_client_that_never_reads_is_dropped(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.Gathering, "stall_s", 0.5)
+    gone = asyncio.Event()
+
+    async def flood(socket: ServerConnection) -> None:
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                await socket.send(bytes(2**18))
+        gone.set()
+
+    async with socket_server(flood) as port:
+        socket = await opened(yard, port, max_queue=1)
+        async with asyncio.timeout(20):
+            await gone.wait()
+        socket.transport.abort()
+
+
+async def test_large_messages_of_a_sandbox_that_are_under_way_at_once_are_bounded(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holding, "MAX_BYTES_OF_ONE", 5 * 2**20)
+
+    async def half(socket: ServerConnection) -> None:
+        """Says as much of a message as it is asked for, and never the rest."""
+        async for wanted in socket:
+            socket.transport.write(bytes([0x82, 127]) + (2**24).to_bytes(8, "big") + bytes(int(wanted) * 2**20))
+
+    async with socket_server(half) as port, opened(yard, port) as first, opened(yard, port) as second:
+        await first.send("4")
+        async with asyncio.timeout(10):
+            while server._ROOM._of.get(yard.sandbox_id, 0) < 3.5 * 2**20:
+                await asyncio.sleep(0.01)
+        await second.send("4")
+        with pytest.raises(ConnectionClosed) as closed:
+            await second.recv()
+        assert closed.value.rcvd is not None
+        assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1013, holding.WHY)
+        third = await opened(yard, port)
+        third.transport.write(bytes([0x82, 255]) + (2**24).to_bytes(8, "big") + bytes(4 * 2**20))  # the other way
+        with pytest.raises(ConnectionClosed) as closed:
+            await third.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1013
+    async with asyncio.timeout(10):
+        while server._ROOM._held:
+            await asyncio.sleep(0.01)
+    async with socket_server() as port, opened(yard, port) as socket:
+        for _ in range(20):  # one after the other they find room
+            await socket.send(bytes(2**20))
+            assert len(await socket.recv()) == 2**20
+        assert server._ROOM._held == 0
 
 
 async def test_many_idle_sockets_are_fine(yard: Yard) -> None:

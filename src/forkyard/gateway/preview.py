@@ -83,7 +83,7 @@ class Gateway:
             if visit is None:
                 _check_origin(scope, self._domain)
             else:
-                self._proxy.enter(visit.target.sandbox_id)
+                self._proxy.enter(visit)
                 await self._entered(visit, answering, self._serve(visit, scope, receive, answering))
         except Exception as error:
             await self._told(answering, error, visit)
@@ -125,7 +125,7 @@ class Gateway:
         try:
             await serving
         finally:
-            self._proxy.leave(visit.target.sandbox_id)
+            self._proxy.leave(visit)
         self._answered.inc()
         if answering.begun_at is not None:
             self._seconds.observe(answering.begun_at - answering.began)
@@ -228,7 +228,7 @@ class Gateway:
             await answering.redirect(visit.prefix + visit.path + (b"?" + query if query else b""))
             return
         if scope["type"] == "websocket":
-            await self._sockets.serve(visit, scope["subprotocols"], receive, answering.send)
+            await self._sockets.serve(visit, scope, receive, answering.send)
             return
         if visit.html:
             await self._wake_in_sight(visit)

@@ -14,23 +14,25 @@ import asyncio
 import contextlib
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 import structlog
 from starlette.types import ASGIApp, Receive, Send
 
 from forkyard.control.previews import Previews
-from forkyard.errors import BadAnswer, NoCapacity, PortClosed
+from forkyard.errors import BadAnswer, PortClosed, SandboxBusy
 from forkyard.gateway.headers import Visit, for_client, for_guest
 from forkyard.gateway.shortcut import Client
 from forkyard.gateway.upstream import Connection, Hangup, Head, Pool
 from forkyard.store.records import SandboxRecord
 
 log = structlog.get_logger(__name__)
+K = TypeVar("K", bound=Hashable)
 
 #: While a dev server starts, its port is tried for this long before "nothing listens" is said.
 LISTEN_WAIT_S = 2.0
@@ -40,7 +42,9 @@ ANSWER_S = 600.0
 UPLOAD_IDLE_S = 300.0
 #: Whether the client is still there is looked at only when an exchange takes longer.
 LOOK_AFTER_S = 0.5
-MAX_EXCHANGES = 4096  # at once, WebSockets included, of one sandbox
+#: At once, WebSockets included, of one sandbox; and what of it one client may have, so that others get in.
+MAX_EXCHANGES = 4096
+MAX_EXCHANGES_OF_CLIENT = 2048
 
 _IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 #: In the heads of requests that are more than their head.
@@ -74,22 +78,29 @@ class Proxy:
         self._answered_in = answered
         self._taking_over = taking_over
         self._pool = Pool()
-        self._open: dict[str, int] = {}
+        self._open: Counter[str] = Counter()
+        self._of_client: Counter[tuple[str, str | None]] = Counter()
 
     def close(self) -> None:
         self._pool.close()
 
-    def enter(self, sandbox_id: str) -> None:
+    def enter(self, visit: Visit) -> None:
         """One more exchange with this sandbox, until `leave`."""
-        number = self._open.get(sandbox_id, 0)
-        if number >= MAX_EXCHANGES:
-            raise NoCapacity(f"{MAX_EXCHANGES} requests to sandbox {sandbox_id} are under way; try again shortly")
-        self._open[sandbox_id] = number + 1
+        sandbox_id, client = visit.target.sandbox_id, (visit.target.sandbox_id, visit.client)
+        if self._open[sandbox_id] >= MAX_EXCHANGES:
+            raise SandboxBusy(f"{MAX_EXCHANGES} requests to this sandbox are under way; try again shortly")
+        if self._of_client[client] >= MAX_EXCHANGES_OF_CLIENT:
+            raise SandboxBusy(
+                f"{MAX_EXCHANGES_OF_CLIENT} requests of {visit.client or 'one client'} to this sandbox are under way; try "
+                "again when some have ended"
+            )
+        self._open[sandbox_id] += 1
+        self._of_client[client] += 1
 
-    def leave(self, sandbox_id: str) -> None:
-        number = self._open.pop(sandbox_id) - 1
-        if number:
-            self._open[sandbox_id] = number
+    def leave(self, visit: Visit) -> None:
+        sandbox_id = visit.target.sandbox_id
+        _one_less(self._open, sandbox_id)
+        _one_less(self._of_client, (sandbox_id, visit.client))
 
     def pass_on(self, visit: Visit, record: SandboxRecord, client: Client) -> bool:
         """At once, if there is an idle connection to this machine, which runs. Then `answered` or `taking_over` follows,
@@ -100,7 +111,7 @@ class Proxy:
         connection = self._pool.take(record.id, machine, visit.target.port)
         if connection is None:
             return False
-        self.enter(record.id)
+        self.enter(visit)
         self._previews.begin(record.id)
         asked, began = Asked(visit, machine, connection), time.perf_counter()
         client.gone = partial(self._left, asked)
@@ -119,7 +130,7 @@ class Proxy:
         if answered:
             asked.connection.taken()
             self._put_back(asked)
-            self.leave(sandbox_id)
+            self.leave(asked.visit)
             self._answered_in(time.perf_counter() - began)
         else:
             client.go_on(self._taking_over(asked))
@@ -137,7 +148,7 @@ class Proxy:
         self._count(asked.visit.target.sandbox_id, asked.connection)
         asked.connection.close()
         self._previews.end(asked.visit.target.sandbox_id)
-        self.leave(asked.visit.target.sandbox_id)
+        self.leave(asked.visit)
 
     async def serve(self, visit: Visit, receive: Receive, send: Send, asked: Asked | None = None) -> None:
         """Raises what can be told to the client, as long as the answer has not begun."""
@@ -314,6 +325,12 @@ class Departure:
         self._gone = True
         if self._task is not None:
             self._task.cancel()
+
+
+def _one_less(numbers: Counter[K], key: K) -> None:
+    numbers[key] -= 1
+    if not numbers[key]:
+        del numbers[key]
 
 
 def _machine(record: SandboxRecord) -> Hashable:

@@ -1,7 +1,8 @@
 """The HTTP server that everything comes in by: uvicorn, with bounds on what a client may do before it is heard.
 
 A request's head must be there whole within `HEAD_S` and in `MAX_HEAD_BYTES`; a client that sends it byte by byte, or
-never, is dropped.
+never, is dropped. So is one that takes nothing of its answer for `STALL_S`. What WebSockets hold is bounded over all of them
+(`holding`).
 
 An app may have a shortcut: a request that it can pass on at once, without waiting for anything of its own, is passed on in
 the call that read it and answered in the call that read the answer, without a task. What cannot go on like that goes on as
@@ -21,26 +22,35 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from forkyard.gateway.holding import TRY_LATER, WHY, Hold, Room
 from forkyard.gateway.shortcut import Shortcut
-from forkyard.gateway.sockets import MAX_MESSAGE_BYTES
+from forkyard.gateway.sockets import HOLD, MAX_MESSAGE_BYTES
 from forkyard.gateway.upstream import Headers
 
 HEAD_S = 30.0
 MAX_HEAD_BYTES = 128 * 1024
 #: Between two requests on one connection.
 KEEP_ALIVE_S = 75
+#: A client that takes nothing of what waits for it.
+STALL_S = 300.0
 BACKLOG = 2048
 
 
 class Gathering:
     """A transport whose writes in one turn of the event loop go out together: an answer's head with its body, in one
-    packet, for which the client is woken once."""
+    packet, for which the client is woken once. While it is watched, a client that takes nothing is dropped."""
+
+    stall_s = STALL_S
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
         self._pieces: list[bytes] = []
+        self._left = 0
+        self._lost = False
+        self._timer: asyncio.TimerHandle | None = None
 
     def write(self, data: bytes) -> None:
         if not self._pieces:
@@ -53,7 +63,32 @@ class Gathering:
 
     def close(self) -> None:
         self._flush()
+        left = 0 if self._lost else self._transport.get_write_buffer_size()
         self._transport.close()
+        if left:  # it closes when that is gone
+            self.watch()
+
+    def watch(self) -> None:
+        """From when writing has to wait; until `unwatch`."""
+        if self._timer is None and not self._lost:
+            self._left = self._transport.get_write_buffer_size()
+            self._timer = self._loop.call_later(self.stall_s, self._look)
+
+    def unwatch(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def lost(self) -> None:
+        self._lost = True  # and its size is not to be asked for any more
+        self.unwatch()
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._transport.get_write_buffer_size() < self._left:
+            self.watch()
+        else:
+            self._transport.abort()
 
     def _flush(self) -> None:
         pieces, self._pieces = self._pieces, []
@@ -128,6 +163,7 @@ class GuardedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        cast(Gathering, self.transport).lost()
         super().connection_lost(exc)
         if self._waiting is not None and self._waiting.gone is not None:
             self._waiting.gone()
@@ -143,6 +179,14 @@ class GuardedHttp(HttpToolsProtocol):
         super().data_received(data)
         if self._in_head and self._head_timer is None and not self.transport.is_closing():
             self._head_timer = self.loop.call_later(self.head_s, self.transport.abort)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        cast(Gathering, self.transport).watch()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        cast(Gathering, self.transport).unwatch()
 
     def on_message_begin(self) -> None:
         self._in_head, self._head_bytes = True, 0
@@ -169,6 +213,56 @@ class GuardedHttp(HttpToolsProtocol):
             self._head_timer = None
 
 
+class GuardedSocket(WebSocketsSansIOProtocol):
+    """The app finds what it holds in the scope, to say whose it is."""
+
+    def __init__(self, *args: Any, room: Room, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._room = room
+        self._hold = Hold(room, "")
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._hold.belongs_to(self.client[0] if self.client else "")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        cast(Gathering, self.transport).lost()
+        super().connection_lost(exc)
+        self._hold.close()
+
+    def handle_connect(self, event: Any) -> None:
+        super().handle_connect(event)
+        if self.response.status_code == 101:
+            cast(dict[str, Any], self.scope["extensions"])[HOLD] = self._hold
+
+    def data_received(self, data: bytes) -> None:
+        if self._hold.came(len(data)):
+            super().data_received(data)
+        elif not self.transport.is_closing():
+            self.conn.fail(TRY_LATER, WHY)
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.close_sent = True
+            self.transport.close()
+
+    async def receive(self) -> Any:
+        self._hold.passed()
+        message = await super().receive()
+        self._hold.taken()
+        return message
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        await self.writable.wait()  # until then it is still in the hands of whoever sends it
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        cast(Gathering, self.transport).watch()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        cast(Gathering, self.transport).unwatch()
+
+
 class Server(uvicorn.Server):
     """`signals=False`: a second server of one process."""
 
@@ -178,11 +272,14 @@ class Server(uvicorn.Server):
             self.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
 
 
+_ROOM = Room()  # of all servers of this process: its memory is one
+
+
 def configured(app: Any, *, grace_s: int, shortcut: Shortcut | None = None) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=cast(Any, functools.partial(GuardedHttp, shortcut=shortcut)),
-        ws="websockets-sansio",
+        ws=cast(Any, functools.partial(GuardedSocket, room=_ROOM)),
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,  # its state is most of what an idle socket would cost
         log_config=None,

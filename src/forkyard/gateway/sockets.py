@@ -8,9 +8,10 @@ from disk) the socket is closed with 1012, and the client connects anew.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
-from starlette.types import Message, Receive, Send
+from starlette.types import Message, Receive, Scope, Send
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.datastructures import Headers as SocketHeaders
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
@@ -19,28 +20,45 @@ from websockets.typing import Origin, Subprotocol
 from forkyard.control.previews import Previews
 from forkyard.errors import BadAnswer, ForkyardError
 from forkyard.gateway.headers import Visit, cookie_for_client, for_client, for_guest
+from forkyard.gateway.holding import TRY_LATER, WHY, Hold, Room
 from forkyard.gateway.proxy import listening
 from forkyard.gateway.upstream import Headers
 from forkyard.store.records import SandboxRecord
 
 #: Of one message, in either direction.
 MAX_MESSAGE_BYTES = 64 * 2**20
+#: Among the extensions of a scope: what the socket holds of what its client sends.
+HOLD = "forkyard.hold"
 HANDSHAKE_S = 30.0
 RESTARTED = 1012
 _NO_CODE = 1005
 _ABNORMAL = 1006
 
 
+class GuestSocket(ClientConnection):
+    def __init__(self, *args: Any, hold: Hold, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.hold = hold
+
+    def data_received(self, data: bytes) -> None:
+        if self.hold.came(len(data)):
+            super().data_received(data)
+        else:
+            self.transport.abort()
+
+
 class SocketRelay:
     def __init__(self, previews: Previews) -> None:
         self._previews = previews
 
-    async def serve(self, visit: Visit, subprotocols: list[str], receive: Receive, send: Send) -> None:
+    async def serve(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises what can be told to the client, as long as the handshake is not done."""
+        theirs: Hold = scope["extensions"][HOLD]
+        theirs.belongs_to(visit.target.sandbox_id)
         with self._previews.using(visit.target.sandbox_id):
             record = await self._previews.awake(visit.target.sandbox_id)
             try:
-                guest = await self._opened(visit, record, subprotocols)
+                guest = await self._opened(visit, record, scope["subprotocols"], theirs.room)
             except InvalidStatus as refusal:
                 await _refused(visit, refusal, send)
                 return
@@ -53,15 +71,16 @@ class SocketRelay:
             await send({"type": "websocket.accept", "subprotocol": guest.subprotocol, "headers": cookies})
             await self._relay(visit, record, guest, receive, send)
         finally:
+            guest.hold.close()
             if guest.close_code is None:
                 guest.transport.abort()
 
-    async def _opened(self, visit: Visit, record: SandboxRecord, subprotocols: list[str]) -> ClientConnection:
+    async def _opened(self, visit: Visit, record: SandboxRecord, subprotocols: list[str], room: Room) -> GuestSocket:
         sock = await listening(self._previews, record, visit.target.port)
         headers = for_guest(visit, websocket=True)
         origin = visit.header(b"origin")
         try:
-            return await connect(
+            opened = await connect(
                 "ws://" + (visit.host + visit.request_target).decode("latin-1"),
                 sock=sock,
                 origin=None if origin is None else Origin(origin.decode("latin-1")),
@@ -75,8 +94,10 @@ class SocketRelay:
                 ping_interval=None,  # a sandbox that sleeps answers no ping, and is fine
                 close_timeout=2,
                 max_size=MAX_MESSAGE_BYTES,
-                max_queue=4,
+                max_queue=(0, 0),  # one is read while nobody waits to send it on, and no second
+                create_connection=cast(Any, partial(GuestSocket, hold=Hold(room, record.id))),
             )
+            return cast(GuestSocket, opened)
         except InvalidStatus:
             raise
         except (InvalidHandshake, ValueError, OSError, TimeoutError, EOFError) as error:
@@ -88,7 +109,7 @@ class SocketRelay:
             ) from error
 
     async def _relay(
-        self, visit: Visit, record: SandboxRecord, guest: ClientConnection, receive: Receive, send: Send
+        self, visit: Visit, record: SandboxRecord, guest: GuestSocket, receive: Receive, send: Send
     ) -> None:
         outward = asyncio.create_task(self._outward(visit, guest, send))
         try:
@@ -121,15 +142,19 @@ class SocketRelay:
                 await _close(send, RESTARTED, error.code)
                 return
 
-    async def _outward(self, visit: Visit, guest: ClientConnection, send: Send) -> None:
+    async def _outward(self, visit: Visit, guest: GuestSocket, send: Send) -> None:
         try:
             while True:
+                guest.hold.passed()
                 data = await guest.recv()
+                guest.hold.taken()
                 self._previews.passed(visit.target.sandbox_id, bytes_out=_size(data))
                 kind = "text" if isinstance(data, str) else "bytes"
                 await send({"type": "websocket.send", kind: data})
         except ConnectionClosed as closed:
-            if closed.rcvd is None:
+            if guest.hold.refused:
+                await _close(send, TRY_LATER, WHY)
+            elif closed.rcvd is None:
                 await _close(send, RESTARTED, "the server in the sandbox went away")
             else:
                 await _close(send, *_closing(closed.rcvd.code, closed.rcvd.reason))
