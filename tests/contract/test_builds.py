@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from forkyard import BuildFailed, BuildNotFound, Forkyard, InvalidRequest, Spec
+from forkyard import BuildFailed, BuildNotFound, Forkyard, InvalidRequest, SnapshotNotFound, Spec
 from forkyard.hosts.base import Incarnation
 
 from .sdk_daemon import Daemon
@@ -324,6 +324,72 @@ def test_the_command_line_builds_explains_and_creates(daemon: Daemon, fy: Forkya
     assert "forkyard create --snapshot sc-" in failed.stderr
 
 
+def test_a_create_gives_its_build_what_it_is_given(daemon: Daemon, fy: Forkyard, done: Path, tmp_path: Path) -> None:
+    fy.git.create("of-somebody", files={"README.md": "read me"})
+    identity = fy.identities.create("builder")
+    fy.secrets.set("TOKEN", "a-value-to-be-known-again")
+    file = tmp_path / "forkyard.yaml"
+    file.write_text(
+        f"steps:\n- run: echo $TOKEN >> {done}\n- layer\n- git: {{url: of-somebody, path: {tmp_path}/clone}}\n"
+    )
+    options = ("create", "-f", str(file), "--secret", "TOKEN=example.com", "--identity", identity.id)
+    try:
+        refused = daemon.cli(*options)
+        assert refused.returncode == 1
+        assert "of-somebody" in refused.stderr, "the build clones with the rights of the identity"
+        fy.identities.grant_repo(identity.id, "of-somebody", "read")
+        created = daemon.cli(*options)
+        assert created.returncode == 0, created.stderr
+        assert words(done)[0].startswith("forkyard-secret-")
+    finally:
+        fy.secrets.delete("TOKEN")
+        fy.git.repo("of-somebody").delete()
+
+
+@pytest.mark.parametrize("where", ["skip_cache: true\n", "- layer: {skip_cache: true}\n"])
+def test_a_create_builds_anew_once(daemon: Daemon, done: Path, tmp_path: Path, where: str) -> None:
+    file = tmp_path / "forkyard.yaml"
+    steps = f"steps:\n- run: {note(done, 'ran')}\n"
+    file.write_text(steps + where if where.startswith("-") else where + steps)
+    for times in (1, 2):
+        assert daemon.cli("create", "-f", str(file)).returncode == 0
+        assert words(done) == ["ran"] * times
+
+
+def test_a_create_says_at_once_what_a_spec_has_of_its_own(daemon: Daemon, done: Path, tmp_path: Path) -> None:
+    file = tmp_path / "forkyard.yaml"
+    file.write_text(f"steps:\n- run: {note(done, 'ran')}\n")
+    for option in (("--memory", "1024"), ("--vcpus", "1"), ("--disk", "8"), ("--snapshot", "sc-1")):
+        refused = daemon.cli("create", "-f", str(file), *option)
+        assert (refused.returncode, words(done)) == (2, [])
+        assert f"--file and {option[0]}" in refused.stderr
+
+
+def test_logs_that_are_followed_end_as_the_build_does(daemon: Daemon, fy: Forkyard, done: Path) -> None:
+    good, bad = fy.builds.create(Spec().run("echo fine")), fy.builds.create(Spec().run("echo oh no; exit 3"))
+    followed = daemon.cli("builds", "logs", "-f", good.id)
+    assert (followed.returncode, followed.stdout.strip()) == (0, good.refresh().snapshot_id)
+    followed = daemon.cli("builds", "logs", "-f", bad.id)
+    assert followed.returncode == 1
+    for said in ("oh no", "exited with 3", "forkyard create --snapshot sc-"):
+        assert said in followed.stderr
+    lines = daemon.cli("builds", "logs", "-f", bad.id, "--json")
+    assert (lines.returncode, json.loads(lines.stdout.splitlines()[-1])["state"]) == (1, "failed")
+
+
+def test_the_command_line_names_what_a_build_may_reach(
+    daemon: Daemon, fy: Forkyard, done: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "forkyard.yaml"
+    file.write_text(f"steps:\n- run: {note(done, 'begun')}; sleep 1\n")
+    building = threading.Thread(target=daemon.cli, args=("build", "-f", str(file), "--preset", "none"))
+    building.start()
+    until(lambda: words(done))
+    (machine,) = fy.sandboxes.list()
+    assert machine.info.network.egress.preset == "none"
+    building.join()
+
+
 def test_a_layer_that_holds_a_stored_secret_is_refused_unless_told(fy: Forkyard, daemon: Daemon, done: Path) -> None:
     fy.secrets.set("TOKEN", "a-value-to-be-known-again")
     spec = Spec().run(note(done, "leaky"))
@@ -334,10 +400,91 @@ def test_a_layer_that_holds_a_stored_secret_is_refused_unless_told(fy: Forkyard,
             fy.builds.create(spec).wait()
         assert "a-value" not in str(failed.value)
         assert {snapshot.id for snapshot in fy.snapshots.list()} <= before, "nothing of it is left to start from"
-        assert fy.builds.create(spec, allow_secrets=True).wait().snapshot_id is not None
+        told = fy.builds.create(spec, allow_secrets=True)
+        assert told.wait().snapshot_id is not None
+        assert fy.builds.explain(spec, allow_secrets=True)[0].cached
+        with pytest.raises(BuildFailed, match="holds the value of the secret TOKEN"):
+            fy.sandboxes.create(spec=spec)
+        assert fy.sandboxes.create(snapshot=str(told.info.snapshot_id)).exec("true").ok
     finally:
         daemon.host.left_behind.clear()
         fy.secrets.delete("TOKEN")
+
+
+def test_a_machine_that_holds_a_stored_secret_is_not_kept_to_look_at(fy: Forkyard, daemon: Daemon, done: Path) -> None:
+    fy.secrets.set("TOKEN", "a-value-to-be-known-again")
+    spec = Spec().run(f"{note(done, 'leaky')}; exit 3")
+    daemon.host.left_behind.add(b"a-value-to-be-known-again")
+    before = {snapshot.id for snapshot in fy.snapshots.list()}
+    try:
+        with pytest.raises(BuildFailed, match=r"exited with 3.*is not kept to look at.*secret TOKEN") as failed:
+            fy.builds.create(spec).wait()
+        assert failed.value.details["debug_snapshot_id"] is None
+        assert {snapshot.id for snapshot in fy.snapshots.list()} <= before
+        with pytest.raises(BuildFailed) as failed:
+            fy.builds.create(spec, allow_secrets=True).wait()
+        assert fy.snapshots.get(str(failed.value.details["debug_snapshot_id"]))
+    finally:
+        daemon.host.left_behind.clear()
+        fy.secrets.delete("TOKEN")
+
+
+def test_builds_at_once_have_each_what_they_were_given(fy: Forkyard, done: Path) -> None:
+    fy.secrets.set("TOKEN", "a-value-to-be-known-again")
+    given = {"TOKEN": {"hosts": ["example.com"]}}
+    spec = Spec().run(f'{note(done, "begun")}; sleep 0.5; test -n "$TOKEN"')
+    try:
+        without = fy.builds.create(spec)
+        until(lambda: words(done))
+        assert fy.builds.create(spec, secrets=given).wait().snapshot_id is not None
+        with pytest.raises(BuildFailed, match="exited with 1"):
+            without.wait()
+    finally:
+        fy.secrets.delete("TOKEN")
+
+
+def test_builds_at_once_with_other_means_keep_one_layer(fy: Forkyard, done: Path) -> None:
+    fy.secrets.set("TOKEN", "a-value-to-be-known-again")
+    before = len(fy.snapshots.list())
+    spec = Spec().run(f"{note(done, 'begun')}; sleep 0.5")
+    try:
+        builds = [fy.builds.create(spec), fy.builds.create(spec, secrets={"TOKEN": {"hosts": ["example.com"]}})]
+        assert len({build.wait().snapshot_id for build in builds}) == 1
+    finally:
+        fy.secrets.delete("TOKEN")
+    assert len(words(done)) == 2
+    assert len(fy.snapshots.list()) == before + 1
+
+
+def test_a_layer_that_takes_the_place_of_another_leaves_nothing_behind(fy: Forkyard, done: Path) -> None:
+    before = len(fy.snapshots.list())
+    prefix = Spec().run(note(done, "prefix")).layer()
+    old = fy.builds.create(prefix).wait().snapshot_id
+    longer = fy.builds.create(prefix.run(f"{note(done, 'longer')}; sleep 1"))
+    until(lambda: "longer" in words(done))
+    new = fy.builds.create(prefix, skip_cache=True).wait().snapshot_id
+    assert fy.snapshots.get(str(old)), "a build works on it"
+    longer.wait()
+    until(lambda: len(fy.snapshots.list()) == before + 2)
+    assert new in {snapshot.id for snapshot in fy.snapshots.list()}
+    fy.builds.prune()
+    until(lambda: len(fy.snapshots.list()) == before)
+
+
+def test_a_machine_to_look_at_is_there_as_long_as_one_of_its_builds(fy: Forkyard, done: Path) -> None:
+    spec = Spec().run(f"{note(done, 'begun')}; sleep 0.5; exit 3")
+    builds = [fy.builds.create(spec) for _ in range(2)]
+    kept = set()
+    for build in builds:
+        with pytest.raises(BuildFailed) as failed:
+            build.wait()
+        kept.add(failed.value.details["debug_snapshot_id"])
+    (snapshot_id,) = kept
+    builds[0].delete()
+    assert fy.snapshots.get(str(snapshot_id))
+    builds[1].delete()
+    with pytest.raises(SnapshotNotFound):
+        fy.snapshots.get(str(snapshot_id))
 
 
 def test_secrets_of_a_build_are_stored_ones(fy: Forkyard, daemon: Daemon, done: Path) -> None:

@@ -121,7 +121,7 @@ class Builds:
     async def plan(self, request: BuildCreate) -> BuildPlan:
         """What would come from the cache, and why the rest would not."""
         await self._drawing.check(request.spec)
-        stages = await self._drawing.draw(request.spec, request.registry)
+        stages = await self._drawing.draw(request.spec, request.registry, allow_secrets=request.allow_secrets)
         return BuildPlan(layers=[info for plan in (await self._plans(stages, request)).values() for info in plan])
 
     async def create(self, request: BuildCreate, *, key_id: str = "") -> BuildInfo:
@@ -229,8 +229,7 @@ class Builds:
         last = (await self._drawing.draw(spec, registry))[-1].layers[-1]
         if not last.skip_cache and (found := await self._cache.find(last.key)) is not None:
             return found.snapshot_id
-        said = last.env_after()
-        stored = {name: one for name, one in (secrets or {}).items() if one.value is None and name not in said}
+        stored = {name: one for name, one in (secrets or {}).items() if one.value is None}
         request = BuildCreate(spec=spec, identity=identity, registry=registry, secrets=stored)
         build = await self.create(request, key_id=key_id)
         if begun is not None:
@@ -296,9 +295,12 @@ class Builds:
     async def _build(self, record: BuildRecord, journal: Journal) -> str:
         request = BuildCreate.model_validate(record.request)
         stages = await self._drawing.draw(
-            request.spec, self._credentials.get(record.id), lambda text: journal.phase("base", 0, text)
+            request.spec,
+            self._credentials.get(record.id),
+            lambda text: journal.phase("base", 0, text),
+            allow_secrets=request.allow_secrets,
         )
-        with self._cache.pinned([layer for stage in stages for layer in stage.layers]):
+        async with self._cache.pinned([layer for stage in stages for layer in stage.layers]):
             under_way = _Build(record, request, journal, stages, await self._plans(stages, request))
             await self._store.change_build(record.id, layers=under_way.dumped())
             return await self._stage(under_way, stages[-1].number)
@@ -358,7 +360,7 @@ class Builds:
         ended = [record for record in await self._store.list_builds() if record.state != "running"]
         for record in ended[BUILDS_KEPT:]:
             await self._forget(record)
-        kept = [record for record in ended[:BUILDS_KEPT] if (record.failure or {}).get("debug_snapshot_id")]
+        kept = [record for record in ended[:BUILDS_KEPT] if _debug_snapshot(record)]
         for record in kept[DEBUG_SNAPSHOTS_KEPT:]:
             await self._drop_debug(record)
             await self._store.change_build(record.id, failure={**(record.failure or {}), "debug_snapshot_id": None})
@@ -369,9 +371,17 @@ class Builds:
         await asyncio.to_thread(self._log(record.id).unlink, missing_ok=True)
 
     async def _drop_debug(self, record: BuildRecord) -> None:
-        snapshot_id = (record.failure or {}).get("debug_snapshot_id")
-        if snapshot_id is not None:
+        """Builds that failed together share one."""
+        snapshot_id = _debug_snapshot(record)
+        if snapshot_id is None:
+            return
+        others = [_debug_snapshot(other) for other in await self._store.list_builds() if other.id != record.id]
+        if snapshot_id not in others:
             await self._control.removal.drop_snapshot(snapshot_id)
+
+
+def _debug_snapshot(record: BuildRecord) -> str | None:
+    return (record.failure or {}).get("debug_snapshot_id")
 
 
 def _failure(error: LayerFailed) -> BuildFailure:

@@ -6,9 +6,10 @@ that no build under way works on may go.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import structlog
 
@@ -27,9 +28,11 @@ class LayerCache:
         self._control = control
         self._budget_bytes = budget_bytes
         self._pinned: Counter[str] = Counter()
+        #: Snapshots that others took the place of while a build may have worked on them.
+        self._replaced: dict[str, list[str]] = {}
 
-    @contextmanager
-    def pinned(self, layers: Sequence[Layer]) -> Iterator[None]:
+    @asynccontextmanager
+    async def pinned(self, layers: Sequence[Layer]) -> AsyncIterator[None]:
         """A build works on these."""
         keys = [one.key for layer in layers for one in (layer, *map(layer.part, layer.stops()))]
         self._pinned.update(keys)
@@ -37,6 +40,10 @@ class LayerCache:
             yield
         finally:
             self._pinned.subtract(keys)
+            self._pinned += Counter()  # those that nobody pins any more
+            for key in [key for key in self._replaced if key not in self._pinned]:
+                for snapshot_id in self._replaced.pop(key):
+                    await asyncio.shield(self._drop(snapshot_id))
 
     async def find(self, key: str) -> LayerRecord | None:
         """It counts as used now."""
@@ -82,13 +89,21 @@ class LayerCache:
             )
         return plan
 
-    async def keep(self, layer: Layer, snapshot: SnapshotInfo) -> None:
+    async def keep(self, layer: Layer, snapshot: SnapshotInfo, *, replace: bool) -> str:
+        """Returns the snapshot of this layer. Without `replace`, that is the one another build has kept meanwhile."""
+        if not replace and (there := await self.find(layer.key)) is not None:
+            await self._drop(snapshot.id)
+            return there.snapshot_id
         inputs = [one.to_json() for one in layer.inputs]
         store = self._control.ground.store
         before = await store.put_layer(layer.key, snapshot.id, layer.parent_key, inputs, snapshot.size_bytes)
-        if before is not None and self._pinned[layer.key] <= 1:
-            await self._drop(before)
+        if before is not None:
+            if self._pinned[layer.key] <= 1:
+                await self._drop(before)
+            else:
+                self._replaced.setdefault(layer.key, []).append(before)
         await self._evict()
+        return snapshot.id
 
     async def prune(self) -> Pruned:
         """Everything that no build works on."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forkyard.builds.bases import Base, Bases, Tell, nobody
 from forkyard.builds.copying import Archive
@@ -21,6 +21,7 @@ from forkyard.models.bases import ImageConfig, RegistryAuth
 from forkyard.models.specs import Spec, Step
 
 _DIGESTS_KEPT = 1000
+_NOWHERE = Start("", "")
 
 
 @dataclass(frozen=True)
@@ -58,18 +59,21 @@ class Drawing:
             if context is not None:
                 self._uploads.find(context)
 
-    async def draw(self, spec: Spec, auth: RegistryAuth | None = None, tell: Tell = nobody) -> list[Drawn]:
+    async def draw(
+        self, spec: Spec, auth: RegistryAuth | None = None, tell: Tell = nobody, *, allow_secrets: bool = False
+    ) -> list[Drawn]:
         """All stages that are needed, each after those it needs, the wanted one last."""
+        start = replace(_NOWHERE, allow_secrets=allow_secrets)
         own = list(enumerate(spec.steps))
         if is_snapshot(spec.base):
             found = await self._snapshots.get(spec.base)
             context = Context.left(await self._sandboxes.said_by_spec(found.sandbox_id))
-            start = Start(spec.base, found.id, context=context)
+            start = replace(start, base=spec.base, template=found.id, context=context)
             return [Drawn(0, layers_of(spec, start, own), snapshot_id=found.id)]
         if spec.dockerfile is None:
             base = await self._bases.image(spec.image, auth, tell) if spec.image else self._bases.local(spec.base)
             context = Context() if base.image is None else Context.of(base.config)
-            return [Drawn(0, await self._layers(spec, base, context, own))]
+            return [Drawn(0, await self._layers(spec, base, replace(start, context=context), own))]
         named: dict[str, Base] = {}
 
         async def config_of(name: str) -> ImageConfig:
@@ -83,21 +87,21 @@ class Drawing:
             more = [(-1 - number, step) for number, step in own] if stage is stages[-1] else []
             steps = [*await self._looked_at(stage, drawn), *more]
             index = sum(len(one.layers) for one in drawn.values())
-            context = Context.of(stage.before)
+            start = replace(start, context=Context.of(stage.before), index=index)
             if isinstance(stage.base, int):
                 parent = drawn[stage.base].layers[-1]
-                start = Start("stage", parent.key, parent.image, parent, _reached(drawn[stage.base]), index)
+                start = replace(start, base="stage", template=parent.key, image=parent.image, parent=parent)
+                start = replace(start, context=_reached(drawn[stage.base]))
                 drawn[stage.number] = Drawn(stage.number, layers_of(spec, start, steps), stage.base)
             else:
                 base = named.get(stage.base) or await self._bases.named(stage.base, auth, tell)
-                drawn[stage.number] = Drawn(stage.number, await self._layers(spec, base, context, steps, index))
+                drawn[stage.number] = Drawn(stage.number, await self._layers(spec, base, start, steps))
         return list(drawn.values())
 
-    async def _layers(
-        self, spec: Spec, base: Base, context: Context, steps: Sequence[tuple[int, Step]], index: int = 0
-    ) -> list[Layer]:
+    async def _layers(self, spec: Spec, base: Base, start: Start, steps: Sequence[tuple[int, Step]]) -> list[Layer]:
         template = await self._host.prepare(shape_of(spec), base.image)
-        return layers_of(spec, Start(base.name, template, base.image, None, context, index), steps)
+        start = replace(start, base=base.name, template=template, image=base.image, parent=None)
+        return layers_of(spec, start, steps)
 
     async def _looked_at(self, stage: Stage, drawn: dict[int, Drawn]) -> list[tuple[int, Step]]:
         """COPY with what it would find: other files, another layer."""

@@ -17,7 +17,7 @@ import structlog
 from forkyard.builds.cache import LayerCache
 from forkyard.builds.copies import Materials
 from forkyard.builds.journal import Journal
-from forkyard.builds.layers import Layer
+from forkyard.builds.layers import Layer, digest
 from forkyard.builds.steps import StepFailed, Telling, do_steps
 from forkyard.builds.uploads import Uploads
 from forkyard.control import services
@@ -70,6 +70,12 @@ class _Made:
     sources: Mapping[int, str]
     request: BuildCreate
     key_id: str
+    force: bool
+
+    def slot(self) -> str:
+        """Builds share what is the same, and is made with the same means: else the first would decide for all."""
+        means = self.request.model_dump(mode="json", include={"network", "identity", "secrets", "allow_secrets"})
+        return digest([self.layer.key, self.force, means])
 
 
 class Workshop:
@@ -77,7 +83,7 @@ class Workshop:
         self._control = control
         self._cache = cache
         self._uploads = uploads
-        self._flights: dict[tuple[str, bool], _Flight] = {}
+        self._flights: dict[str, _Flight] = {}
         self._tasks: set[asyncio.Task[str]] = set()
 
     async def stop(self) -> None:
@@ -102,12 +108,12 @@ class Workshop:
     ) -> str:
         """The snapshot of this layer, from the cache or made now on that of its `parent`. `sources`: snapshots of the
         stages that it copies from."""
-        slot = (layer.key, force)
+        made = _Made(layer, parent, sources, request, key_id, force)
+        slot = made.slot()
         flight = self._flights.get(slot)
         if flight is None:
             flight = self._flights[slot] = _Flight()
-            made = _Made(layer, parent, sources, request, key_id)
-            work = self._find_or_make(made, flight, force=force)
+            work = self._find_or_make(made, flight)
             task = flight.task = asyncio.create_task(work, name=f"layer {layer.key[:12]}")
             self._tasks.add(task)
             task.add_done_callback(lambda task: self._landed(slot, task))
@@ -122,15 +128,15 @@ class Workshop:
             if not flight.journals and not flight.task.done():
                 flight.task.cancel()
 
-    def _landed(self, slot: tuple[str, bool], task: asyncio.Task[str]) -> None:
+    def _landed(self, slot: str, task: asyncio.Task[str]) -> None:
         self._flights.pop(slot, None)
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()
 
-    async def _find_or_make(self, made: _Made, flight: _Flight, *, force: bool) -> str:
+    async def _find_or_make(self, made: _Made, flight: _Flight) -> str:
         layer = made.layer
-        if not force and (found := await self._cache.find(layer.key)) is not None:
+        if not made.force and (found := await self._cache.find(layer.key)) is not None:
             flight.phase("cached", layer.index, f"layer {layer.index} is in the cache")
             return found.snapshot_id
         if layer.parent_key is not None and made.parent is None:
@@ -138,26 +144,27 @@ class Workshop:
         mark = new_id()
         flight.phase("layer", layer.index, f"layer {layer.index}: {len(layer.steps)} steps")
         try:
-            return await self._make(made, flight, mark, force=force)
+            return await self._make(made, flight, mark)
         finally:
             await asyncio.shield(self._remove(mark))
 
-    async def _make(self, made: _Made, flight: _Flight, mark: str, *, force: bool) -> str:
+    async def _make(self, made: _Made, flight: _Flight, mark: str) -> str:
         control, layer, began = self._control, made.layer, time.monotonic()
         kept, parent = 0, made.parent
-        if not force and (begun := await self._cache.begun(layer)) is not None:
+        if not made.force and (begun := await self._cache.begun(layer)) is not None:
             kept, parent = begun
             flight.phase("cached", layer.index, f"the first {kept} steps of layer {layer.index} are in the cache")
+        env = layer.env_after()
         wanted = SandboxCreate(
             name=f"layer {layer.key[:12]}",
             labels={BUILD_LABEL: mark},
-            env=layer.env_after(),
+            env=env,
             idle_timeout_s=None,
             ttl_s=MACHINE_TTL_S,
             persistence="ephemeral",
             network=made.request.network,
             identity=made.request.identity,
-            secrets=made.request.secrets,
+            secrets={name: secret for name, secret in made.request.secrets.items() if name not in env},
             **({"snapshot": parent} if parent is not None else layer.shape.model_dump()),
         )
         image = layer.image if parent is None else None
@@ -182,40 +189,62 @@ class Workshop:
             if kept + count in layer.stops():
                 await self._keep(layer.part(kept + count), sandbox.id, made, parent)
 
-        await self.do(sandbox.id, layer.rest(kept), Telling(flight.output, on_step, on_stop), source)
+        await self.do(
+            sandbox.id,
+            layer.rest(kept),
+            Telling(flight.output, on_step, on_stop),
+            source,
+            parent=parent,
+            allow_secrets=made.request.allow_secrets,
+        )
         flight.phase("snapshot", layer.index, "saving the machine as it runs")
-        snapshot = await self._keep(layer, sandbox.id, made, parent)
+        snapshot_id = await self._keep(layer, sandbox.id, made, parent)
         ms = (time.monotonic() - began) * 1000
-        flight.phase("done", layer.index, f"layer {layer.index} is snapshot {snapshot.id}", ms=ms)
-        return snapshot.id
+        flight.phase("done", layer.index, f"layer {layer.index} is snapshot {snapshot_id}", ms=ms)
+        return snapshot_id
 
-    async def _keep(self, layer: Layer, sandbox_id: str, made: _Made, parent: str | None) -> SnapshotInfo:
-        snapshot = await self._control.snapshots.create(sandbox_id)
-        if not made.request.allow_secrets:
-            await self._refuse_secrets(layer, snapshot.id, parent)
-        await self._cache.keep(layer, snapshot)
-        return snapshot
-
-    async def _refuse_secrets(self, layer: Layer, snapshot_id: str, parent: str | None) -> None:
-        """Others start from a layer: what is in it, they have."""
-        snapshots = self._control.snapshots
-        try:
-            found = await snapshots.secrets_in(snapshot_id, await self._control.secrets.recognisable(), parent=parent)
-        except BaseException:
-            await asyncio.shield(self._control.removal.drop_snapshot(snapshot_id))
-            raise
-        if found:
-            await self._control.removal.drop_snapshot(snapshot_id)
+    async def _keep(self, layer: Layer, sandbox_id: str, made: _Made, parent: str | None) -> str:
+        snapshot, found = await self._saved(sandbox_id, parent, allow_secrets=made.request.allow_secrets)
+        if snapshot is None:
             raise BuildFailed(
                 f"layer {layer.index} holds the value of the secret {', '.join(found)}, in its memory or its files, and "
                 "whoever starts from it would have it. Give it to the build by `secrets`, which keeps it out; or build with "
                 "allow_secrets"
             )
+        return await self._cache.keep(layer, snapshot, replace=made.force)
+
+    async def _saved(
+        self, sandbox_id: str, parent: str | None, *, allow_secrets: bool
+    ) -> tuple[SnapshotInfo | None, list[str]]:
+        """A snapshot; or none, and the names of stored secrets whose values are in it. Others start from it: what is in
+        it, they have."""
+        control = self._control
+        snapshot = await control.snapshots.create(sandbox_id)
+        if allow_secrets:
+            return snapshot, []
+        try:
+            known = await control.secrets.recognisable()
+            found = await control.snapshots.secrets_in(snapshot.id, known, parent=parent)
+        except BaseException:
+            await asyncio.shield(control.removal.drop_snapshot(snapshot.id))
+            raise
+        if found:
+            await control.removal.drop_snapshot(snapshot.id)
+            return None, found
+        return snapshot, []
 
     async def do(
-        self, sandbox_id: str, layer: Layer, tell: Telling | None = None, source: SourceOf | None = None
+        self,
+        sandbox_id: str,
+        layer: Layer,
+        tell: Telling | None = None,
+        source: SourceOf | None = None,
+        *,
+        parent: str | None = None,
+        allow_secrets: bool = False,
     ) -> None:
-        """The steps of a layer, in a sandbox that runs. `source`: another, with the files of a stage."""
+        """The steps of a layer, in a sandbox that runs, which was made of `parent`. `source`: another, with the files of
+        a stage. `allow_secrets`: keep it for debugging also if stored secrets are found in it."""
         tell = tell or Telling(lambda *_: None, lambda *_: None)
         control = self._control
 
@@ -238,18 +267,28 @@ class Workshop:
                     guest, layer, tell, clone, Materials(self._uploads.find, self._uploads.scratch, stage, placeholders)
                 )
             except StepFailed as failed:
-                raise LayerFailed(layer.index, failed, await self._debug(sandbox_id, guest, failed)) from failed
+                kept = await self._debug(sandbox_id, guest, failed, parent, allow_secrets=allow_secrets)
+                raise LayerFailed(layer.index, failed, kept) from failed
 
-    async def _debug(self, sandbox_id: str, guest: Guest, failed: StepFailed) -> str | None:
+    async def _debug(
+        self, sandbox_id: str, guest: Guest, failed: StepFailed, parent: str | None, *, allow_secrets: bool
+    ) -> str | None:
         """What can be said of a failure; the machine may be in any state."""
         with contextlib.suppress(ForkyardError, TimeoutError):
             async with asyncio.timeout(_LOOK_S):
                 failed.units = await services.unit_states(guest)
         try:
-            return (await self._control.snapshots.create(sandbox_id)).id
+            snapshot, found = await self._saved(sandbox_id, parent, allow_secrets=allow_secrets)
         except ForkyardError as error:
             log.warning("no debug snapshot", sandbox=sandbox_id, error=error.message)
             return None
+        if snapshot is None:
+            failed.message += (
+                f". Its machine is not kept to look at, for it holds the value of the secret {', '.join(found)}; build "
+                "with allow_secrets to have it"
+            )
+            return None
+        return snapshot.id
 
     async def _remove(self, mark: str | None) -> None:
         control = self._control

@@ -5,6 +5,7 @@ Commands import what is heavy (the SDK, rich) inside their functions, so that `f
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -143,3 +144,12 @@ def find_sandbox(client: Forkyard, typed: str) -> Sandbox:
 def interactive() -> bool:
     """Somebody looks at the messages."""
     return sys.stderr.isatty()
+
+
+def waiting(app: App, message: str) -> contextlib.AbstractContextManager[object]:
+    """Says so meanwhile, to somebody who looks."""
+    if app.json or not interactive():
+        return contextlib.nullcontext()
+    from rich.console import Console
+
+    return Console(stderr=True).status(message)

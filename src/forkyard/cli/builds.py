@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forkyard.cli import show
-from forkyard.cli.app import App, Verb, pairs, pass_app
-from forkyard.cli.policy import registry_option, secret_option
+from forkyard.cli.app import App, Verb, pairs, pass_app, waiting
+from forkyard.cli.policy import policy_options, registry_option, secret_option, taken_policy
 
 if TYPE_CHECKING:
     from forkyard import Build, BuildInfo, Forkyard, LayerInfo, Spec
@@ -30,12 +30,14 @@ DEFAULT_FILE = "forkyard.yaml"
 )
 @click.option("--skip-cache", is_flag=True, help="Build all layers even if they are there.")
 @click.option("--identity", help="Whose hosted repositories the build may clone.")
+@policy_options
 @registry_option
 @secret_option
 @click.option("--allow-secrets", is_flag=True, help="Also keep a layer that holds the value of a stored secret.")
 @pass_app
 def build_command(
     app: App,
+    /,
     context: str | None,
     spec_file: str | None,
     dockerfile: str | None,
@@ -48,15 +50,18 @@ def build_command(
     registry: tuple[str, str] | None,
     secrets: dict[str, Any],
     allow_secrets: bool,
+    **options: Any,
 ) -> None:
     """Build a spec in layers and print the snapshot that sandboxes are made from.
 
     Or a Dockerfile: `build --dockerfile Dockerfile .`
 
-    What it does is shown as it happens. Ctrl-C leaves it running: `builds logs -f` shows it again.
+    What it does is shown as it happens. Ctrl-C leaves it running: `builds logs -f` shows it again. What the build may
+    reach, its sandboxes need not: they have a policy of their own.
     """
     from forkyard import Spec
 
+    egress = taken_policy(options)
     if sum(option is not None for option in (spec_file, dockerfile, image)) > 1:
         raise click.UsageError("give one of --file, --dockerfile and --image")
     if dockerfile is not None:
@@ -67,11 +72,13 @@ def build_command(
         spec = Spec.load(spec_file or DEFAULT_FILE)
     with app.client() as client:
         if explain:
-            _plan(app, client.builds.explain(spec, skip_cache=skip_cache, registry=registry))
+            found = client.builds.explain(spec, skip_cache=skip_cache, registry=registry, allow_secrets=allow_secrets)
+            _plan(app, found)
             return
         build = client.builds.create(
             spec,
             skip_cache=skip_cache,
+            network=None if egress is None else {"egress": egress},
             identity=identity,
             registry=registry,
             secrets=secrets,
@@ -84,25 +91,30 @@ def build_command(
         click.echo(info.snapshot_id)
 
 
-def built(app: App, client: Forkyard, spec_file: str, registry: tuple[str, str] | None = None) -> Spec:
-    """A spec from a file, in the cache: its build is shown if there is anything to build."""
+def built(app: App, client: Forkyard, spec_file: str, **means: Any) -> Spec:
+    """A spec from a file, in the cache: its build is shown if there is anything to build. `means`: its `identity`,
+    `registry` and stored `secrets`."""
     from forkyard import Spec
 
     spec = Spec.load(spec_file)
-    if not all(layer.cached for layer in client.builds.explain(spec, registry=registry)):
-        _followed(app, client.builds.create(spec, registry=registry))
-        spec = spec.skip_cache(False)
+    with waiting(app, "Looking at what is there (a new image is imported, a new shape booted first) …"):
+        layers = client.builds.explain(spec, registry=means.get("registry"))
+    if not all(layer.cached for layer in layers):
+        _followed(app, client.builds.create(spec, **means))
+        spec = spec.from_cache()
     return spec
 
 
-def _followed(app: App, build: Build) -> BuildInfo:
-    """Shows it to its end. `BuildFailed` if it fails."""
+def _followed(app: App, build: Build, *, events: bool = False) -> BuildInfo:
+    """Shows it to its end; to programs only if they asked for `events`. `BuildFailed` if it fails."""
     from forkyard.errors import BuildFailed
 
     try:
         for event in build.logs(follow=True):
             if not app.json:
                 _show(event)
+            elif events:
+                app.print_json(event)
         return build.wait()
     except KeyboardInterrupt:
         app.progress(f"build {build.id} goes on; forkyard builds logs -f {build.id} shows it")
@@ -120,6 +132,8 @@ def _show(event: BuildPhase | BuildOutput | BuildEnd) -> None:
         mark = {"step": "→", "done": "✓", "cached": "=", "waiting": "…"}.get(event.phase, "•")
         took = f" ({show.duration(event.duration_ms)})" if event.duration_ms is not None else ""
         click.echo(click.style(f"{mark} {event.text}{took}", bold=event.phase == "layer", fg="cyan"), err=True)
+    elif event.state != "succeeded":
+        click.echo(click.style(f"✗ {event.state}", fg="red"), err=True)
 
 
 def _diagnosis(details: dict[str, object]) -> None:
@@ -180,9 +194,18 @@ def ls(app: App) -> None:
 @click.option("--follow", "-f", is_flag=True, help="Go on until it ends.")
 @pass_app
 def logs(app: App, build_id: str, follow: bool) -> None:
-    """Show what a build does and prints."""
+    """Show what a build does and prints.
+
+    With --follow it ends as `build` does: with the snapshot, or with what went wrong.
+    """
     with app.client() as client:
-        for event in client.builds.get(build_id).logs(follow=follow):
+        build = client.builds.get(build_id)
+        if follow:
+            info = _followed(app, build, events=True)
+            if not app.json:
+                click.echo(info.snapshot_id)
+            return
+        for event in build.logs():
             app.print_json(event) if app.json else _show(event)
 
 

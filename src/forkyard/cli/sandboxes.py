@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from forkyard.cli import show
-from forkyard.cli.app import PERSISTENCE, App, Verb, find_sandbox, given, interactive, pairs, pass_app, seconds
+from forkyard.cli.app import PERSISTENCE, App, Verb, find_sandbox, given, pairs, pass_app, seconds, waiting
 from forkyard.cli.policy import (
     access_options,
     policy_options,
@@ -53,7 +53,7 @@ def mounts(_context: click.Context, _parameter: click.Parameter, typed: tuple[st
 @registry_option
 @click.option("--idle-timeout", "idle_timeout_s", type=seconds, help="Sleeps when idle for this long. Default: 5m.")
 @click.option("--ttl", "ttl_s", type=seconds, help="Ends this long after its creation. Default: never.")
-@click.option("--on-ttl", type=click.Choice(["delete", "pause"]), help="What happens at the end of its ttl.")
+@click.option("--on-ttl", type=click.Choice(["delete", "pause", "stop"]), help="What happens at the end of its ttl.")
 @click.option(
     "--persistence",
     type=PERSISTENCE,
@@ -99,12 +99,17 @@ def mounts(_context: click.Context, _parameter: click.Parameter, typed: tuple[st
     help="More traffic than this, in a quarter of the idle timeout, keeps it awake. Default: 4K.",
 )
 @pass_app
-def create_command(app: App, /, snapshot: str | None, spec_file: str | None, **options: Any) -> None:
+@click.pass_context
+def create_command(
+    context: click.Context, app: App, /, snapshot: str | None, spec_file: str | None, **options: Any
+) -> None:
     """Create a sandbox and print its id.
 
     The first use of a new shape (vCPUs, memory, disk) builds its template once and takes longer. Times are seconds, or
     90s, 5m, 2h, 1d, or never.
     """
+    if spec_file is not None:
+        _only_the_spec(context, snapshot)
     typed = {"egress": taken_policy(options), "ingress": taken_access(options)}
     network = {way: policy for way, policy in typed.items() if policy is not None}
     secrets = options.pop("secrets")
@@ -114,6 +119,8 @@ def create_command(app: App, /, snapshot: str | None, spec_file: str | None, **o
         request["git"] = repos
     with app.client() as client:
         client.health()  # finds, or starts, the daemon before the spinner below turns
+        if secrets:
+            secrets = request["secrets"] = with_values(secrets, {info.name for info in client.secrets.list()})
         if snapshot is not None:
             from forkyard.cli.snapshots import find_snapshot
 
@@ -124,17 +131,29 @@ def create_command(app: App, /, snapshot: str | None, spec_file: str | None, **o
         if spec_file is not None:
             from forkyard.cli.builds import built
 
-            request["spec"] = built(app, client, spec_file, options["registry"])
+            means = {name: request[name] for name in ("identity", "registry") if name in request}
+            stored = {name: one for name, one in secrets.items() if "value" not in one}
+            request["spec"] = built(app, client, spec_file, secrets=stored, **means)
         if network:
             request["network"] = network
-        if secrets:
-            request["secrets"] = with_values(secrets, {info.name for info in client.secrets.list()})
-        with _waiting(app, "Creating a sandbox (the first of a shape takes a minute) …"):
+        with waiting(app, "Creating a sandbox (the first of a shape takes a minute) …"):
             sandbox = client.sandboxes.create(**request)
     if app.json:
         app.print_json(sandbox.info)
     else:
         click.echo(sandbox.id)
+
+
+def _only_the_spec(context: click.Context, snapshot: str | None) -> None:
+    """What a spec says is not said a second time, and not only when it is built."""
+    said = {"vcpus": "--vcpus", "memory_mib": "--memory", "disk_gib": "--disk"}
+    typed = [
+        option for name, option in said.items() if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
+    typed += ["--snapshot"] if snapshot is not None else []
+    if typed:
+        what = "base" if typed == ["--snapshot"] else "size"
+        raise click.UsageError(f"--file and {', '.join(typed)}: the {what} of a spec stands in it.")
 
 
 def _repos(given: tuple[str, ...], secret: str | None) -> list[str | dict[str, Any]]:
@@ -143,14 +162,6 @@ def _repos(given: tuple[str, ...], secret: str | None) -> list[str | dict[str, A
     from forkyard.sdk.validation import git_repo
 
     return [git_repo(text).model_dump(exclude_defaults=True) | {"secret": secret} for text in given]
-
-
-def _waiting(app: App, message: str) -> contextlib.AbstractContextManager[object]:
-    if app.json or not interactive():
-        return contextlib.nullcontext()
-    from rich.console import Console
-
-    return Console(stderr=True).status(message)
 
 
 @click.command("ls", cls=Verb)

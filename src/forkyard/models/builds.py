@@ -36,7 +36,9 @@ class BuildCreate(Request):
         description="Stored secrets that the build may use: a placeholder inside, the value on the way out.",
     )
     allow_secrets: bool = Field(
-        False, description="Also keep a layer in whose memory or files the value of a stored secret is found."
+        False,
+        description="Also keep a layer in whose memory or files the value of a stored secret is found. Such builds have "
+        "layers of their own: no other build, and no create with a spec, finds them.",
     )
 
     @field_validator("secrets")

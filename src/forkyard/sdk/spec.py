@@ -85,6 +85,16 @@ class Spec:
         """Build all layers even if they are there."""
         return self._with(skip_cache=skip)
 
+    def from_cache(self) -> Spec:
+        """The same, without any `skip_cache`: of its steps too."""
+        steps = [
+            {"layer": {**step["layer"], "skip_cache": False}}
+            if isinstance(step, dict) and isinstance(step.get("layer"), dict)
+            else step
+            for step in self._fields.get("steps", ())
+        ]
+        return self._with(skip_cache=False, steps=steps)
+
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def apt(self, *packages: str) -> Spec:

@@ -119,12 +119,15 @@ class AsyncBuilds:
         *,
         skip_cache: bool = False,
         registry: tuple[str, str] | None = None,
+        allow_secrets: bool = False,
     ) -> list[LayerInfo]:
         """Which layers are in the cache, and why the others are not. Builds nothing, but imports the images it needs."""
         await send_ahead(self._transport, spec)
         body = self._body(spec, skip_cache)
         if registry is not None:
             body["registry"] = credentials(registry)
+        if allow_secrets:
+            body["allow_secrets"] = True
         answer = await self._transport.request(
             "POST", "/builds/explain", body=body, again=True, timeout_s=wire.CREATE_S
         )

@@ -120,12 +120,15 @@ class Builds:
         *,
         skip_cache: bool = False,
         registry: tuple[str, str] | None = None,
+        allow_secrets: bool = False,
     ) -> list[LayerInfo]:
         """Which layers are in the cache, and why the others are not. Builds nothing, but imports the images it needs."""
         send_ahead(self._transport, spec)
         body = self._body(spec, skip_cache)
         if registry is not None:
             body["registry"] = credentials(registry)
+        if allow_secrets:
+            body["allow_secrets"] = True
         answer = self._transport.request("POST", "/builds/explain", body=body, again=True, timeout_s=wire.CREATE_S)
         return wire.parse(BuildPlan, answer.content).layers
 
