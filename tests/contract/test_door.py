@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
+import time
 
 import pytest
 
@@ -256,6 +259,75 @@ async def test_what_could_be_read_in_two_ways_is_refused(world: World, first: by
     await world.addresses("good.example")
     assert b"200 OK" not in await world.exchange(GOOD, 80, first)
     assert (await world.record()).verdict == "denied"
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"GET /\xc3\xa9 HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: good.example\r\n\r\nGET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        b"GET /\x01 HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        b"\x0bGET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        b"\r\n\x0cGET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        b"\0\r\nGET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        b"GET /\r\nGET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        b"GET\xa0/\xa0HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        b"PROXY TCP4 1.2.3.4 5.6.7.8 1 2\r\nGET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        b"\x15\3\1\0\2\1\x64" + client_hello("evil.example"),
+        b"\x16\2\0" + client_hello("evil.example")[3:],
+    ],
+)
+async def test_no_odd_byte_makes_a_request_or_a_hello_something_else(world: World, first: bytes) -> None:
+    reached: list[bytes] = []
+
+    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(4096):
+            reached.append(data)
+
+    await world.serve(GOOD, 80, hear)
+    world.start(world.network(allow("good.example")))
+    await world.addresses("good.example")
+    await world.exchange(GOOD, 80, first)
+    assert (await world.record()).verdict == "denied"
+    assert reached == []
+
+
+async def test_a_server_that_finds_a_request_in_what_is_none_is_not_heard(world: World) -> None:
+    """Its first line was sent alone; a lenient server reads over it."""
+
+    async def lenient(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for part in (b"HT", b"TP/1.1 200 OK\r\n\r\n", b"secret"):
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.01)
+
+    await world.serve(GOOD, 80, lenient)
+    world.start(world.network(allow("good.example")))
+    await world.addresses("good.example")
+    reader, writer = await world.open(GOOD, 80)
+    writer.write(b"nothing\r\n")
+    await asyncio.sleep(0.1)
+    writer.write(get("evil.example"))
+    with contextlib.suppress(ConnectionError):
+        assert len(await reader.read()) <= 2
+    record = await world.record()
+    assert (record.verdict, "speaks HTTP" in (record.reason or "")) == ("denied", True)
+
+
+async def test_urgent_data_in_front_does_not_keep_the_door_busy(world: World) -> None:
+    await world.serve(GOOD, 80, echo)
+    world.start(world.network(allow("good.example")))
+    await world.addresses("good.example")
+    began_s, cpu_s = time.monotonic(), time.process_time()
+    _, writer = await world.open(GOOD, 80)
+    with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as guest:
+        guest.send(b"GE")
+        guest.send(b"!", socket.MSG_OOB)
+        guest.send(b"T / HTTP/1.1\r\n")
+        record = await world.record()
+    assert record.verdict == "denied"
+    assert time.monotonic() - began_s < 5 and time.process_time() - cpu_s < 1
 
 
 async def test_private_networks_and_this_host_need_a_rule_of_their_own(

@@ -317,6 +317,8 @@ async def test_a_websocket_passes(world: World) -> None:
 async def test_another_upgrade_does_not_pass(world: World) -> None:
     await world.ask("GET /echo\nUpgrade: h2c\nConnection: Upgrade, HTTP2-Settings\nHTTP2-Settings: AA")
     assert "upgrade" not in world.server.asked[0].headers
+    await world.ask("GET /echo\nUpgrade: websocket\nUpgrade: h2c\nConnection: Upgrade\nHTTP2-Settings: AA")
+    assert not {"upgrade", "http2-settings"} & set(world.server.asked[1].headers), "a server may choose among several"
 
 
 async def test_every_request_is_logged_without_its_query(world: World) -> None:

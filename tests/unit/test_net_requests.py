@@ -59,6 +59,20 @@ def test_an_upgrade_to_anything_but_a_web_socket_is_not_passed_on() -> None:
     assert b"h2c" not in passed and b"Settings" not in passed
 
 
+@pytest.mark.parametrize("asked", [("Upgrade: websocket", "Upgrade: h2c"), ("Upgrade: websocket, h2c",)])
+def test_of_several_upgrades_none_is_passed_on(asked: tuple[str, ...]) -> None:
+    requests = Requests(Hosts())
+    passed = requests.feed(request(*asked, "HTTP2-Settings: x", "Connection: Upgrade"))
+    assert b"Upgrade:" not in passed and b"Settings" not in passed
+    assert not requests.waiting
+
+
+def test_a_path_may_have_an_address_in_it() -> None:
+    hosts = Hosts()
+    Requests(hosts).feed(request(target="/web/2020/http://b.example/"))
+    assert hosts.seen == ["GET a.example"]
+
+
 def test_nothing_follows_a_web_socket_until_the_server_agrees() -> None:
     asked = request("Upgrade: websocket", "Connection: Upgrade")
     requests = Requests(Hosts())

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forkyard.net.requests import BadRequest, parse_head
 from forkyard.net.sniff import Http, Malformed, Opaque, Tls, sniff
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n"
@@ -64,10 +65,69 @@ def test_what_follows_does_not_matter() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"SSH-2.0-OpenSSH\r\n", b"EHLO me\r\n", b"PING\r\n", b"\0\0\0\x08\x04\xd2\x16\x2f", b"\x80\x2e\x01", b"GET /\r\n"],
+    [
+        b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n",
+        b"EHLO me\r\n",
+        b"PING\r\n",
+        b"*1\r\n$4\r\nPING\r\n",  # Redis
+        b"get key\r\n",  # memcached
+        b"CONNECT {}\r\n",  # NATS
+        b"\0\0\0\x08\x04\xd2\x16\x2f",  # PostgreSQL
+        b"\0\0\0\x17\0\x03\0\0user\0postgres\0\0",
+        b"\x10\x0c\0\x04MQTT\x04\2\0<\0\0",
+        b"\x16\1\0\0\7\0\0\0\0\0\0\0\xdd\7\0\0",  # MongoDB: the length of a message, its number
+        b"\x15\1\0\0\2\0\0\0\0\0\0\0\xdd\7\0\0",
+        b"AMQP\0\0\x09\x01",
+        b"\x80\1\0\1\0\0\0\4ping",  # Thrift
+        b"\x0bMSH|^~\\&|A|B",  # HL7
+        b"0032git-upload-pack /project.git\0host=a.example\0",
+        b"OPTIONS rtsp://a.example/x RTSP/1.0\r\n",
+        b"@RSYNCD: 31.0\n",
+        b"( 2 ( edit-pipeline ) 21:svn://a.example/trunk\n",
+    ],
 )
 def test_the_rest_is_opaque(data: bytes) -> None:
     assert sniff(data) == Opaque()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET /\xc3\xa9 HTTP/1.1\r\nHost: b.example\r\n\r\n",
+        b"GET /\x01 HTTP/1.1\r\nHost: b.example\r\n\r\n",
+        b"0GET /\xff HTTP/1.1\r\nHost: b.example\r\n\r\n",
+        b"GET h\xff HTTP/1.1\r\nHost: b.example\r\n\r\n",
+        b"GET\xa0/\xa0HTTP/1.1\r\nHost: b.example\r\n\r\n",
+        b"GET\x1c/ HTTP/1.1\r\nHost: b.example\r\n\r\n",
+        b"\x0bGET / HTTP/1.1\r\nHost: b.example\r\n\r\n",
+        b"\r\n\x0cGET / HTTP/1.1\r\nHost: b.example\r\n\r\n",
+        b"\x85\xa0GET / HTTP/1.1\r\nHost: b.example\r\n\r\n",
+        b"GET /\r\n",
+        b"get\t/x\r\n",
+        b"GET /\r\nGET / HTTP/1.1\r\nHost: b.example\r\n\r\n",
+        b"GET http://b.example/\r\n",
+        b"PROXY TCP4 1.2.3.4 5.6.7.8 1 2\r\nGET / HTTP/1.1\r\nHost: b.example\r\n\r\n",
+        b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c" + bytes(12) + b"GET / HTTP/1.1\r\nHost: b.example\r\n\r\n",
+        b"\x15\3\1\0\2\1\x64" + hello("b.example"),  # an alert first, which servers drop
+        b"\x15\3\1\0\1\1",
+        b"\x16\2\0" + hello("b.example")[3:],  # a version that does not matter to all
+        b"\x80\x2e\1\3\1",  # a hello as SSL 2 had it
+        b"\x80\x2e\1\0\2",
+    ],
+)
+def test_what_a_lenient_server_would_understand_is_never_opaque_however_it_is_cut(data: bytes) -> None:
+    for cut in range(len(data) + 1):
+        assert not isinstance(sniff(data[:cut]), Opaque), cut
+        if isinstance(sight := sniff(data[:cut]), Http):
+            with pytest.raises(BadRequest):
+                parse_head(sight.head)
+    assert sniff(data) is not None
+
+
+@pytest.mark.parametrize("first", [b"\0\r\n", b"nothing\r\n"])
+def test_a_request_behind_a_line_of_another_kind_is_malformed(first: bytes) -> None:
+    assert isinstance(sniff(first + REQUEST), Malformed | Http)
+    assert sniff(first) == Opaque()
 
 
 @pytest.mark.parametrize(

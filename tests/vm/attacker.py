@@ -134,6 +134,65 @@ def names_and_hosts(good: str, evil: str) -> dict[str, object]:
     }
 
 
+def odd_bytes(good: str) -> dict[str, object]:
+    """Requests and hellos that are none to the letter, to an address that an allowed name gave."""
+    dns(DOOR, 53, "good.test")
+    hidden = request("evil.test")
+    behind = {
+        "letters of another alphabet": b"GET /\xc3\xa9 HTTP/1.1\r\nHost: evil.test\r\n\r\n",
+        "a first request with one, and a second": b"GET /\xff HTTP/1.1\r\nHost: good.test\r\n\r\n" + hidden,
+        "a control character": b"GET /\x01 HTTP/1.1\r\nHost: evil.test\r\n\r\n",
+        "other spaces": b"GET\xa0/\xa0HTTP/1.1\r\nHost: evil.test\r\n\r\n",
+        "a vertical tab before": b"\x0b" + hidden,
+        "a form feed before": b"\r\n\x0c" + hidden,
+        "a line of nothing before": b"\0\r\n" + hidden,
+        "a request without version before": b"GET /\r\n" + hidden,
+        "header of the proxy protocol": b"PROXY TCP4 1.2.3.4 5.6.7.8 1 2\r\n" + hidden,
+        "binary header of the proxy protocol": b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c" + bytes(12) + hidden,
+        "two upgrades": request(
+            "good.test",
+            extra="Connection: upgrade\r\nUpgrade: websocket\r\nUpgrade: h2c evil\r\nHTTP2-Settings: evil\r\n",
+        ),
+    }
+    found: dict[str, object] = {name: tcp(good, 80, data) for name, data in behind.items()}
+    for name, before in (("an alert before the hello", b"\x15\3\1\0\2\1\x64"), ("another version", b"\x16\2\0")):
+        found[name] = _odd_hello(good, before, hidden)
+    with socket.create_connection((good, 80), timeout=PATIENCE_S) as one:
+        for piece, flags in ((b"GE", 0), (b"!", socket.MSG_OOB), (b"T / HTTP/1.1\r\nHost: evil.test\r\n\r\n", 0)):
+            with contextlib.suppress(OSError):
+                one.send(piece, flags)
+        with contextlib.suppress(OSError):
+            found["urgent data"] = one.recv(4096).decode("latin-1")
+    found["still works"] = tcp(good, 80, request("good.test"))
+    return found
+
+
+def _odd_hello(address: str, before: bytes, data: bytes) -> str:
+    """A hello for a forbidden name with this before it, or instead of its own beginning."""
+    inward, outward = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    tls = context.wrap_bio(inward, outward, server_hostname="evil.test")
+    try:
+        with socket.create_connection((address, 443), timeout=PATIENCE_S) as one:
+            for step in (tls.do_handshake, lambda: tls.write(data), lambda: tls.read(4096)):
+                while True:
+                    try:
+                        answer = step()
+                        break
+                    except ssl.SSLWantReadError:
+                        sent = outward.read()
+                        one.sendall(before + sent[3 if before[0] == 0x16 else 0 :] if before else sent)
+                        before = b""
+                        if not (received := one.recv(65536)):
+                            return "! hung up"
+                        inward.write(received)
+                one.sendall(outward.read())
+            return bytes(answer or b"").decode("latin-1")
+    except OSError as error:
+        return f"! {error}"
+
+
 def _slowly(address: str, data: bytes) -> str:
     try:
         with socket.create_connection((address, 80), timeout=PATIENCE_S) as one:

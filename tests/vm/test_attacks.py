@@ -115,6 +115,14 @@ def test_names_are_not_forged_and_no_request_hides_behind_another(scene: Scene) 
     assert all(record.reason for record in denied)
 
 
+def test_no_odd_byte_makes_a_request_something_else(scene: Scene) -> None:
+    scene.net.seen()
+    found = scene.attack("odd_bytes", GOOD)
+    assert f"this is outside {GOOD}" in found.pop("still works")
+    assert not [name for name, answer in found.items() if "this is outside" in answer and name != "two upgrades"], found
+    assert scene.leaks() == []
+
+
 def test_dns_has_one_server_and_gives_no_private_address(scene: Scene) -> None:
     scene.net.seen()
     found = scene.attack("dns_ways", GOOD, EVIL)

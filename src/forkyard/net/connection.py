@@ -39,6 +39,7 @@ _INCOMPLETE_S = 30.0
 _OWNER_GRACE_S = 0.25
 _COURTESY_S = 0.5
 _LAST_WORDS_S = 5.0
+_HTTP = b"HTTP/"
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9])[ \r\n]")
 _STATUS_BYTES = len(b"HTTP/1.1 101 ")
 
@@ -66,6 +67,7 @@ class Connection:
         self._began_s = time.monotonic()
         self._relay: Relay | None = None
         self._sight: Sight | None = None
+        self._answer = b""
         self._service: Service | None = None
         self._intercepted: Network | None = None
         self._noted: tuple[Verdict, str | None] = ("allowed", None)
@@ -282,7 +284,8 @@ class Connection:
             await self._intercept(owner, early)
             return
         upstream = await (early or self._watch.outside.connect(self._target, self._port))
-        await self._carry(upstream, owner, None if head is None else self._only(head.host))
+        opaque = isinstance(sight, Opaque) and not by_address.allowed
+        await self._carry(upstream, owner, None if head is None else self._only(head.host), opaque=opaque)
 
     async def _settle(self, name: str, by_address: Decision) -> None:
         """Find where a connection to `name` goes, or deny it. Nothing of a denied name reaches a resolver."""
@@ -330,7 +333,12 @@ class Connection:
     # -- carrying ----------------------------------------------------------------------------------------------------
 
     async def _carry(
-        self, upstream: socket.socket, owner: asyncio.Task[SocketOwner | None], check: Check | None = None
+        self,
+        upstream: socket.socket,
+        owner: asyncio.Task[SocketOwner | None],
+        check: Check | None = None,
+        *,
+        opaque: bool = False,
     ) -> None:
         relay = self._relay
         if relay is None or relay.outer is not upstream:
@@ -339,12 +347,23 @@ class Connection:
             relay = self._relay = Relay(self._guest, upstream, self._watch.meter)
         await asyncio.wait((owner,), timeout=_OWNER_GRACE_S)
         checked = None if check is None else _Checked(relay, check, partial(self._log, owner))
+        if opaque and not relay.bytes_in:
+            relay.down.filter = partial(self._no_http, relay)
         self.reconsider()  # what was decided may have changed since
         try:
             await relay.run()
         finally:
             if checked is not None:
                 checked.over()
+
+    def _no_http(self, relay: Relay, data: memoryview) -> memoryview:
+        """A server that answers in HTTP has found a request in what we could not read."""
+        self._answer += bytes(data[: len(_HTTP) - len(self._answer)])
+        if self._answer == _HTTP:
+            raise Denied(f"{self._shown} speaks HTTP, and what it was sent is no request that could be checked")
+        if not _HTTP.startswith(self._answer):
+            relay.down.filter = None
+        return data
 
     async def _intercept(
         self, owner: asyncio.Task[SocketOwner | None], early: asyncio.Task[socket.socket] | None

@@ -433,9 +433,9 @@ class _Session:
 
 def _passed_on(request: h11.Request, *, recording: bool) -> Headers:
     """Of upgrades only WebSocket: in other protocols we would no longer see whom the guest talks to."""
-    upgrade = next((value.strip().lower() for key, value in request.headers if key == b"upgrade"), None)
-    dropped = _HOP | (_CONDITIONAL if recording else frozenset())
-    if upgrade != b"websocket":
+    upgrades = [value.strip().lower() for key, value in request.headers if key == b"upgrade"]
+    dropped = _HOP | (_CONDITIONAL if recording else frozenset()) | {b"http2-settings"}
+    if upgrades != [b"websocket"]:  # of several a server may choose
         return [(key, value) for key, value in request.headers.raw_items() if key.lower() not in dropped | {b"upgrade"}]
     kept = [(key, value) for key, value in request.headers.raw_items() if key.lower() not in dropped]
     return [*kept, (b"Connection", b"Upgrade")]

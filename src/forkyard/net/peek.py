@@ -17,10 +17,11 @@ class Peek:
         self._loop = asyncio.get_running_loop()
         self._sock = sock
         self._poll = select.poll()
-        self._poll.register(sock, select.POLLRDHUP)
+        self._poll.register(sock, select.POLLRDHUP | select.POLLPRI)
 
     async def beyond(self, count: int) -> bytes:
-        """The first bytes, when there are more than `count`; or all there will ever be."""
+        """The first bytes, when there are more than `count`; or all that can be seen: nothing is behind urgent data, and
+        asking for it again would keep us busy."""
         # Otherwise the bytes that we leave would wake us for ever.
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count + 1)
         while True:

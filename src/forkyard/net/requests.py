@@ -33,7 +33,9 @@ class Head:
 
     @property
     def upgrade(self) -> str | None:
-        return next((v.decode("latin-1").strip().lower() for n, v in self.headers if n.lower() == b"upgrade"), None)
+        """All of them: a server may choose."""
+        asked = [value.decode("latin-1").strip().lower() for name, value in self.headers if name.lower() == b"upgrade"]
+        return ", ".join(asked) if asked else None
 
     def encode(self, replaced: Mapping[str, str]) -> bytes:
         """As it goes on: with these headers instead of the guest's. Of upgrades only WebSocket goes on, because in any
@@ -81,12 +83,14 @@ def _host(headers: list[tuple[bytes, bytes]], target: str, minor: int) -> str:
     host = normal(found[1]) or str(address_of(found[1]) or "")
     if not host:
         raise BadRequest("the Host header is no host name")
+    if target.startswith("/"):
+        return host
     if "://" in target.partition("?")[0]:
         authority = target.partition("://")[2].partition("/")[0].partition("?")[0]
         named = _HOST.fullmatch(authority)
         if named is None or (normal(named[1]) or named[1]) != host:
             raise BadRequest("the address of the request and its Host header differ")
-    elif not target.startswith("/") and target != "*":
+    elif target != "*":
         raise BadRequest("the address of the request is malformed")
     return host
 
