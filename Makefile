@@ -8,10 +8,9 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile --cache-clear
 # A test that fails is run once more, alone: it passes if the machine was too busy, and is named either way.
 AGAIN  := scripts/test-again $(BIN)/pytest
 
-FAST   := tests/unit tests/contract tests/compat/test_e2b_wire.py tests/compat/test_e2b_ports.py \
-          tests/compat/test_e2b_snapshots.py \
-          tests/compat/test_freestyle_wire.py \
-          tests/compat/test_freestyle_sockets.py
+FAST   := tests/unit tests/contract tests/compat/test_e2b_wire.py tests/compat/test_e2b_control.py \
+          tests/compat/test_e2b_envd.py tests/compat/test_e2b_ports.py tests/compat/test_e2b_snapshots.py \
+          tests/compat/test_freestyle_wire.py tests/compat/test_freestyle_sockets.py
 SLOW   := tests/integration tests/vm tests/web
 
 .DEFAULT_GOAL := help

@@ -13,7 +13,7 @@ from forkyard.models.specs import Language as Language
 
 #: What a context runs. TypeScript is JavaScript once its types are taken off, and shares a context with it.
 ContextLanguage = Literal["python", "javascript", "bash"]
-MAX_CODE_CHARS = 512 * 1024
+MAX_CODE_CHARS = 4 * 2**20
 ContextId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
 
 

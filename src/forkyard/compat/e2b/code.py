@@ -34,6 +34,7 @@ from forkyard.models.code import (
 )
 
 PORT = 49999
+MAX_CODE_BYTES = 2**24
 LANGUAGES = frozenset({"python", "javascript", "typescript", "bash"})
 _SHORT = {"js": "javascript", "ts": "typescript"}
 #: Contexts that every sandbox has: named after their language, and made when they are first used.
@@ -77,7 +78,7 @@ class CodeInterpreter:
 
     async def _create(self, sandbox_id: str, request: Request) -> Response:
         body = await models.read(request, models.NewContext)
-        wanted = _wanted(users.of_header(request), _language(body.language), body.cwd)
+        wanted = _wanted(users.of(request), _language(body.language), body.cwd)
         if body.cwd:
             async with self._sandboxes.use(sandbox_id) as guest:
                 if not await guest.exists(wanted.cwd or ""):
@@ -87,7 +88,7 @@ class CodeInterpreter:
     async def _listed(self, sandbox_id: str, request: Request) -> Response:
         found = [_context(one) for one in await self._code.list(sandbox_id)]
         known = {one["id"] for one in found}
-        home = _wanted(users.of_header(request), "python", None).cwd
+        home = _wanted(users.of(request), "python", None).cwd
         waiting = [{"id": name, "language": name, "cwd": home} for name in _DEFAULTS if name not in known]
         return JSONResponse([*waiting, *found])
 
@@ -100,7 +101,7 @@ class CodeInterpreter:
         return Response(status_code=200)
 
     async def _execute(self, sandbox_id: str, request: Request) -> Response:
-        body = await models.read(request, models.Execution)
+        body = await models.read(request, models.Execution, MAX_CODE_BYTES)
         language = None if body.language is None else _language(body.language)
         try:
             wanted = CodeRun.model_validate(
@@ -110,7 +111,7 @@ class CodeInterpreter:
             if any(one["loc"][:1] == ("context",) for one in error.errors()):
                 return _no_context(str(body.context_id))
             raise Refused(400, f"the code cannot be run: {error.errors()[0]['msg']}"[:500]) from None
-        first = _wanted(users.of_header(request), language or "python", None)
+        first = _wanted(users.of(request), language or "python", None)
         opened = AsyncExitStack()
         try:
             events = await opened.enter_async_context(self._code.run(sandbox_id, wanted, first=first))

@@ -85,6 +85,13 @@ class Codec:
         return json.dumps(message, separators=(",", ":")).encode()
 
 
+def whole(value: object) -> int | None:
+    """A number. They may come as strings in protobuf's JSON."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 11:
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
 def codec_of(request: Request, *, stream: bool) -> Codec:
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     prefix = "application/connect+" if stream else "application/"

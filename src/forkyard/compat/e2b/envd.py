@@ -1,6 +1,6 @@
 """What a client says to one sandbox, as if envd ran in it: who may, the Connect services, and the plain HTTP routes.
 
-Owns: the token of a sandbox (derived, so nothing is stored), signatures of file URLs, uploads and downloads. Never
+Owns: the token of a sandbox (derived, so nothing is stored), and signatures of file URLs. Never
 reachable: what E2B keeps to itself (`/init`, `/freeze` …).
 """
 
@@ -10,19 +10,13 @@ import base64
 import hashlib
 import hmac
 import time
-import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
-from urllib.parse import quote
 
-from starlette.datastructures import FormData, UploadFile
-from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
-from forkyard.compat.e2b import connect, metadata, users
+from forkyard.compat.e2b import connect, users
 from forkyard.compat.e2b.code import CodeInterpreter
 from forkyard.compat.e2b.errors import Failed, Refused, answer, not_running, status_of
 from forkyard.compat.e2b.filesystem import Files
@@ -30,17 +24,24 @@ from forkyard.compat.e2b.measuring import measured
 from forkyard.compat.e2b.notes import Note, is_up
 from forkyard.compat.e2b.process import Processes
 from forkyard.compat.e2b.traffic import Traffic
+from forkyard.compat.e2b.transfers import Transfers
 from forkyard.compat.e2b.waking import is_awake
 from forkyard.compat.e2b.watching import Watches
 from forkyard.control.plane import ControlPlane
-from forkyard.errors import CommandNotFound, FileConflict, ForkyardError, NotFound, SandboxEnded, SandboxNotFound
-from forkyard.guest.base import Guest
+from forkyard.errors import ForkyardError, SandboxEnded, SandboxNotFound
 from forkyard.lifecycle import ENDED, State
 from forkyard.models import SandboxInfo
 
 PORT = 49983
-MAX_UPLOADS = 1000
-_PIECE_BYTES = 2**18
+_SIGNING = (State.RUNNING, State.PAUSED, State.RESUMING, State.PAUSING)
+#: A page of anywhere may use what it was given: every request says by what it may.
+_ANYWHERE = {"Access-Control-Allow-Origin": "*"}
+_PREFLIGHT = {
+    **_ANYWHERE,
+    "Access-Control-Allow-Methods": "GET, HEAD, POST, OPTIONS",
+    "Access-Control-Allow-Headers": "*, Authorization",
+    "Access-Control-Max-Age": "7200",
+}
 _SERVICES = ("/process.Process/", "/filesystem.Filesystem/")
 
 Unary = Callable[[str, Request, connect.Message], Awaitable[connect.Message]]
@@ -51,9 +52,11 @@ class Envd:
     def __init__(self, control: ControlPlane, traffic: Traffic, default_user: str) -> None:
         self._control = control
         self._default_user = default_user
+        self._users = users.Users(control, default_user)
         self._code = CodeInterpreter(control, traffic)
         process, files = Processes(control), Files(control)
         self._watches = watches = Watches(control)
+        transfers = Transfers(control, watches, self._users)
         self._unary: dict[str, Unary] = {
             "/process.Process/List": process.listed,
             "/process.Process/SendInput": process.send_input,
@@ -76,8 +79,10 @@ class Envd:
             "/filesystem.Filesystem/WatchDir": watches.watch_dir,
         }
         self._plain: dict[tuple[str, str], Callable[[SandboxInfo, Request], Awaitable[Response]]] = {
-            ("GET", "/files"): self._download,
-            ("POST", "/files"): self._upload,
+            ("GET", "/files"): transfers.download,
+            ("HEAD", "/files"): transfers.head,
+            ("POST", "/files"): transfers.upload,
+            ("POST", "/files/compose"): transfers.compose,
             ("GET", "/metrics"): self._metrics,
             ("GET", "/envs"): self._envs,
         }
@@ -93,8 +98,13 @@ class Envd:
 
     async def signed_for(self, request: Request) -> str | None:
         """The sandbox a signed URL is of, if the URL does not say: the one whose token made the signature."""
-        page = await self._control.sandboxes.list(states=[State.RUNNING, State.PAUSED], limit=1000)
-        return next((one.id for one in page.items if self._signed(one.id, request)), None)
+        cursor = None
+        while True:
+            page = await self._control.sandboxes.list(states=_SIGNING, limit=1000, cursor=cursor)
+            found = next((one.id for one in page.items if self._signed(one.id, request)), None)
+            cursor = page.next_cursor
+            if found is not None or cursor is None:
+                return found
 
     def _signed(self, sandbox_id: str, request: Request) -> bool:
         query = request.query_params
@@ -132,6 +142,14 @@ class Envd:
 
     async def serve(self, sandbox_id: str, request: Request, *, code: bool = False) -> Response:
         """`code`: it is for the code interpreter."""
+        if request.method == "OPTIONS" and "access-control-request-method" in request.headers and not code:
+            return Response(status_code=204, headers=_PREFLIGHT)
+        response = await self._serve(sandbox_id, request, code=code)
+        if "origin" in request.headers and not code:
+            response.headers.update(_ANYWHERE)
+        return response
+
+    async def _serve(self, sandbox_id: str, request: Request, *, code: bool) -> Response:
         path = request.url.path
         service = path.startswith(_SERVICES) and not code
         try:
@@ -146,15 +164,14 @@ class Envd:
             if not (code and self._code.is_open(info, request)):
                 self._admit(sandbox_id, request)
             note = Note.of(info)
-            request.state.default_user = users.User(
-                (note and note.user) or self._default_user, None if note is None else note.workdir
-            )
+            default = users.User((note and note.user) or self._default_user, None if note is None else note.workdir)
             if not await is_awake(self._control, info):
                 return not_running(sandbox_id)
+            if service:
+                return await self._call(sandbox_id, request, default)
+            request.state.user = await self._users.find(sandbox_id, request, default)
             if code:
                 return await self._code.serve(sandbox_id, request)
-            if service:
-                return await self._call(sandbox_id, request)
             handler = self._plain.get((request.method, path))
             if handler is None:
                 return answer(404, f"{request.method} {path[:200]} is not served here")
@@ -167,12 +184,10 @@ class Envd:
             return answer(error.status, error.message)
         except Failed as error:
             return answer(401 if error.code == "unauthenticated" else 400, error.message)
-        except CommandNotFound as error:  # the only name a plain route looks up is a user's
-            return answer(401, error.message)
         except ForkyardError as error:
             return answer(status_of(error), error.message)
 
-    async def _call(self, sandbox_id: str, request: Request) -> Response:
+    async def _call(self, sandbox_id: str, request: Request, default: users.User) -> Response:
         path = request.url.path
         unary, streaming = self._unary.get(path), self._streams.get(path)
         if unary is None and streaming is None:
@@ -180,6 +195,7 @@ class Envd:
         if request.method != "POST":
             return JSONResponse({"code": "unimplemented", "message": "send a POST"}, 405, {"Allow": "POST"})
         try:
+            request.state.user = await self._users.find(sandbox_id, request, default)
             if unary is not None:
                 return await connect.unary(request, partial(unary, sandbox_id))
             assert streaming is not None
@@ -195,83 +211,6 @@ class Envd:
             if unary is not None or not request.headers.get("content-type", "").startswith("application/connect+"):
                 return connect.error_answer(error)
             return connect.broken(request, error)
-
-    # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _user(self, request: Request) -> users.User:
-        name = request.query_params.get("username")
-        return users.named(name) if name else users.of_header(request)
-
-    async def _download(self, info: SandboxInfo, request: Request) -> Response:
-        path = self._user(request).path(request.query_params.get("path", ""))
-        opened = AsyncExitStack()
-        guest = await opened.enter_async_context(self._control.sandboxes.use(info.id))
-        try:
-            found = await guest.stat(path)
-            if found.type == "directory":
-                raise Refused(400, f"path '{path}' is a directory")
-            try:
-                chunks = await opened.enter_async_context(guest.read_file(path))
-            except FileConflict as error:
-                raise Refused(400, error.message) from None
-        except NotFound:
-            await opened.aclose()
-            raise Refused(404, f"path '{path}' does not exist") from None
-        except BaseException:
-            await opened.aclose()
-            raise
-        headers = {"Content-Disposition": f"inline; filename*=UTF-8''{quote(found.name, errors='replace')}"}
-        # Clients that only can, and did not ask for it, are sent it as it is: the way is short.
-        packed = request.headers.get("accept-encoding", "").strip().lower() == "gzip"
-        if packed:
-            headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
-            chunks = _packed(chunks)
-        return StreamingResponse(_until_end(opened, chunks), headers=headers, media_type="application/octet-stream")
-
-    async def _upload(self, info: SandboxInfo, request: Request) -> Response:
-        user, noted = self._user(request), metadata.of_headers(request)
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        path = request.query_params.get("path")
-        async with self._control.sandboxes.use(info.id) as guest:
-            if kind == "multipart/form-data":
-                return JSONResponse(await self._upload_form(guest, user, path, noted, request))
-            if not path:
-                raise Refused(400, "path is missing")
-            chunks: AsyncIterator[bytes] = request.stream()
-            encoding = request.headers.get("content-encoding", "identity").lower()
-            if encoding == "gzip":
-                chunks = _unpacked(chunks)
-            elif encoding != "identity":
-                raise Refused(400, f"Content-Encoding {encoding[:40]!r} is not served here; gzip is")
-            return JSONResponse([await _write(guest, user, path, noted, chunks)])
-
-    async def _upload_form(
-        self, guest: Guest, user: users.User, path: str | None, noted: dict[str, str], request: Request
-    ) -> list[dict[str, Any]]:
-        try:
-            form: FormData = await request.form(max_files=MAX_UPLOADS, max_fields=MAX_UPLOADS)
-        except (MultiPartException, ValueError, KeyError) as error:
-            raise Refused(400, f"the form cannot be read: {error}") from None
-        except Exception as error:  # Starlette turns its own into an HTTPException inside an app
-            detail = getattr(error, "detail", None)
-            if detail is None:
-                raise
-            raise Refused(400, f"the form cannot be read: {detail}") from None
-        try:
-            files = [part for name, part in form.multi_items() if name == "file" and isinstance(part, UploadFile)]
-            if not files:
-                raise Refused(400, "the form has no part `file`")
-            if path and len(files) > 1:
-                raise Refused(400, "a form with several files names each; leave path out")
-            written = []
-            for part in files:
-                to = path or part.filename
-                if not to:
-                    raise Refused(400, "a file has no path")
-                written.append(await _write(guest, user, to, noted, _pieces(part)))
-            return written
-        finally:
-            await form.close()
 
     # ── the rest ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -292,49 +231,3 @@ class Envd:
 
     async def _envs(self, info: SandboxInfo, _request: Request) -> Response:
         return JSONResponse(dict((await self._control.ground.record(info.id)).env))
-
-
-async def _write(
-    guest: Guest, user: users.User, path: str, noted: dict[str, str], chunks: AsyncIterator[bytes]
-) -> dict[str, Any]:
-    to = user.path(path)
-    if to.endswith("/"):
-        raise Refused(400, f"path '{to}' is a directory")
-    try:
-        written = await guest.write_file(to, chunks, user=user.name, attributes=noted)
-    except FileConflict as error:
-        raise Refused(400, f"path is a directory: {error.message}") from None
-    return {"name": written.name, "type": "file", "path": written.path, **metadata.told(written)}
-
-
-async def _pieces(part: UploadFile) -> AsyncIterator[bytes]:
-    while piece := await part.read(_PIECE_BYTES):
-        yield piece
-
-
-async def _until_end(opened: AsyncExitStack, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    async with opened:
-        async for chunk in chunks:
-            yield chunk
-
-
-async def _packed(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    packer = zlib.compressobj(1, zlib.DEFLATED, 31)
-    async for chunk in chunks:
-        yield packer.compress(chunk)
-    yield packer.flush()
-
-
-async def _unpacked(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    unpacker = zlib.decompressobj(31)
-    try:
-        async for chunk in chunks:
-            while chunk:
-                # In pieces: a small upload may be a big file.
-                yield unpacker.decompress(chunk, _PIECE_BYTES)
-                chunk = unpacker.unconsumed_tail
-        yield unpacker.flush()
-    except zlib.error:
-        raise Refused(400, "the body is not gzip, as its Content-Encoding says") from None
-    if not unpacker.eof:
-        raise Refused(400, "the gzip body is cut off")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -30,9 +32,13 @@ from forkyard.errors import (
 class Refused(Exception):
     """An answer of the control plane, or of the plain HTTP routes of envd."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(
+        self, status: int, message: str, *, error_code: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
+        self.error_code = error_code
+        self.headers = dict(headers or {})
         self.message = message
 
 
@@ -95,15 +101,36 @@ def body_of(status: int, message: str, **more: Any) -> dict[str, Any]:
     return {"code": status, "message": message, **more}
 
 
+def refusal(error: Refused) -> JSONResponse:
+    code = {} if error.error_code is None else {"error_code": error.error_code}
+    response = answer(error.status, error.message, **code)
+    response.headers.update(error.headers)
+    return response
+
+
 def answer(status: int, message: str, **more: Any) -> JSONResponse:
-    # A client tries again by itself on these, and waits as long as it is told.
-    headers = {"Retry-After": "1"} if status in (429, 503) else {}
+    # A client tries again by itself on these, and waits as long as it is told. What took too long may yet be done.
+    headers = {"Retry-After": "1"} if status in (429, 503) else {"Should-Retry": "false"} if status == 504 else {}
     return JSONResponse(body_of(status, message, **more), status, headers)
 
 
 def not_running(sandbox_id: str) -> JSONResponse:
     """What E2B's proxy says; clients look for these words."""
     return answer(502, "The sandbox was not found", sandboxId=sandbox_id)
+
+
+@contextlib.contextmanager
+def about(path: str) -> Iterator[None]:
+    """What a guest says of a request, it says without the path that it was of."""
+    try:
+        yield
+    except ForkyardError as error:
+        if error.message.startswith(_OF_REQUEST):
+            raise type(error)(f"{path}: {error.message.removeprefix(_OF_REQUEST)}", **error.details) from error
+        raise
+
+
+_OF_REQUEST = "request: "
 
 
 def failed(error: ForkyardError) -> Failed:

@@ -29,7 +29,7 @@ from forkyard.builds.builds import Builds
 from forkyard.builds.templates import Templates
 from forkyard.compat.e2b import code, traffic
 from forkyard.compat.e2b.envd import PORT, Envd
-from forkyard.compat.e2b.errors import Failed, Refused, answer, not_running, status_of
+from forkyard.compat.e2b.errors import Failed, Refused, answer, not_running, refusal, status_of
 from forkyard.compat.e2b.notes import Note
 from forkyard.compat.e2b.sandboxes import Sandboxes
 from forkyard.compat.e2b.secrets import SecretRoutes
@@ -191,7 +191,20 @@ class E2b:
                 return
             if _TRAFFIC in headers:
                 scope = await self._traffic.exchanged(scope, *port)
+        elif headers.get(b"publisher") == b"e2b" and not scope["path"].startswith(OWN):
+            name = host_name(headers.get(b"host", b"").decode("latin-1"))
+            if await self._is_nobody(name):
+                wanted = (
+                    f"this daemon is not known as {name[:253]!r}; add that to FORKYARD_ALLOWED_HOSTS, and restart it"
+                )
+                await answer(400, wanted)(scope, receive, send)
+                return
         await self._app(scope, receive, send)
+
+    async def _is_nobody(self, name: str) -> bool:
+        """Neither a host of the API nor one that leads to a sandbox."""
+        ours = name in self._api_hosts or name.endswith(f".{self._control.previews.address.domain}")
+        return not (ours or is_local(name)) and await self._control.domains.find(name) is None
 
     async def _is_awake(self, sandbox_id: str) -> bool:
         """Or as good as that: the gateway says what is wrong with it, and shows browsers that it takes its time."""
@@ -298,7 +311,7 @@ class E2b:
         except ClientDisconnect:
             raise
         except Refused as error:
-            return answer(error.status, error.message)
+            return refusal(error)
         except Failed as error:
             return answer(400, error.message)
         except ForkyardError as error:

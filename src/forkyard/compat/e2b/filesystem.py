@@ -9,9 +9,9 @@ from datetime import UTC
 
 from starlette.requests import Request
 
-from forkyard.compat.e2b import metadata, users
+from forkyard.compat.e2b import connect, metadata, users
 from forkyard.compat.e2b.connect import Message
-from forkyard.compat.e2b.errors import Failed
+from forkyard.compat.e2b.errors import Failed, about
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import CommandNotFound, FileConflict, FileMissing, ForkyardError, NotFound
 from forkyard.guest.base import Guest
@@ -29,15 +29,15 @@ class Files:
     async def stat(self, sandbox_id: str, request: Request, message: Message) -> Message:
         path = self._path(request, message)
         async with self._control.sandboxes.use(sandbox_id) as guest:
-            return {"entry": await entry(guest, await guest.stat(path))}
+            return {"entry": await entry(guest, await _stat(guest, path))}
 
     async def list_dir(self, sandbox_id: str, request: Request, message: Message) -> Message:
-        path, depth = self._path(request, message), message.get("depth", 1) or 1
-        if not isinstance(depth, int) or not 1 <= depth <= _MAX_DEPTH:
-            raise Failed("invalid_argument", f"depth is a number from 1 to {_MAX_DEPTH}")
+        path, depth = self._path(request, message), connect.whole(message.get("depth") or 1)
+        if depth is None or depth < 0:
+            raise Failed("invalid_argument", "depth is a number, 0 or more")
         async with self._control.sandboxes.use(sandbox_id) as guest:
             try:
-                found = await guest.list_dir(path, depth=depth)
+                found = await guest.list_dir(path, depth=min(depth or 1, _MAX_DEPTH))
             except FileConflict:
                 raise Failed("invalid_argument", f"path is not a directory: {path}") from None
             found.sort(key=lambda one: one.path.split("/"))
@@ -52,31 +52,32 @@ class Files:
                     raise Failed("already_exists", f"directory already exists: {path}")
                 raise Failed("invalid_argument", f"path already exists but it is not a directory: {path}")
             await _make_dir(guest, path, user)
-            return {"entry": await entry(guest, await guest.stat(path))}
+            return {"entry": await entry(guest, await _stat(guest, path))}
 
     async def move(self, sandbox_id: str, request: Request, message: Message) -> Message:
         user = self._user(request)
         source = user.path(message.get("source"), "source")
         destination = user.path(message.get("destination"), "destination")
         async with self._control.sandboxes.use(sandbox_id) as guest:
-            await guest.stat(source)
+            await _stat(guest, source)
             parent = posixpath.dirname(destination.rstrip("/"))
             if not await guest.exists(parent):
                 await _make_dir(guest, parent, user)
-            await guest.move(source, destination)
-            return {"entry": await entry(guest, await guest.stat(destination))}
+            with about(source):
+                await guest.move(source, destination)
+            return {"entry": await entry(guest, await _stat(guest, destination))}
 
     async def remove(self, sandbox_id: str, request: Request, message: Message) -> Message:
         path = self._path(request, message)
         if not message.get("path"):  # the home of a user is not removed by an oversight
             raise Failed("invalid_argument", "path is empty")
         async with self._control.sandboxes.use(sandbox_id) as guest:
-            with contextlib.suppress(FileMissing):  # as it was wanted
+            with contextlib.suppress(FileMissing), about(path):  # as it was wanted
                 await guest.remove(path, recursive=True)
         return {}
 
     def _user(self, request: Request) -> users.User:
-        return users.of_header(request)
+        return users.of(request)
 
     def _path(self, request: Request, message: Message) -> str:
         return self._user(request).path(message.get("path"))
@@ -84,14 +85,20 @@ class Files:
 
 async def _make_dir(guest: Guest, path: str, user: users.User) -> None:
     try:
-        await guest.mkdir(path, user=user.name)
+        with about(path):
+            await guest.mkdir(path, user=user.name)
     except CommandNotFound:
-        raise Failed("unauthenticated", f"invalid username: '{user.name}'") from None
+        raise users.unknown(user.name) from None
+
+
+async def _stat(guest: Guest, path: str) -> FileInfo:
+    with about(path):
+        return await guest.stat(path)
 
 
 async def _look(guest: Guest, path: str) -> Message | None:
     try:
-        return await entry(guest, await guest.stat(path))
+        return await entry(guest, await _stat(guest, path))
     except NotFound:
         return None
 

@@ -16,6 +16,8 @@ from forkyard.models.bases import RegistryAuth
 #: Clients switch features on by it.
 ENVD_VERSION = "0.6.7"
 MAX_BODY_BYTES = 2**20
+#: Of `network`: what an update does not replace.
+OF_INGRESS = frozenset({"allowPublicTraffic", "maskRequestHost", "httpsPorts"})
 MAX_TIMEOUT_S = 366 * 86400
 
 Timeout = Annotated[int, Field(ge=0, le=MAX_TIMEOUT_S)]
@@ -42,6 +44,10 @@ class Network(Body):
     https_ports: list[Any] | None = Field(None, alias="httpsPorts")
     #: Of an update only.
     allow_internet: bool | None = Field(None, alias="allow_internet_access")
+
+    def told(self) -> dict[str, Any]:
+        """As it was given, for whoever asks for it later."""
+        return self.model_dump(by_alias=True, exclude_none=True, exclude_unset=True, exclude={"allow_internet"})
 
 
 class VolumeMount(Body):
@@ -106,6 +112,12 @@ class Fork(Body):
 class NewSnapshot(Body):
     memory: bool = True
     name: Annotated[str, StringConstraints(min_length=1, max_length=256)] | None = None
+
+
+class Compose(Body):
+    sources: list[str] = Field(alias="source_paths", min_length=1, max_length=1000)
+    destination: str = Field(min_length=1)
+    username: str | None = None  # else as the request says
 
 
 # ── templates ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -217,13 +229,13 @@ def number(given: str | None, name: str, least: int, most: int) -> int | None:
     return int(given)
 
 
-async def read(request: Request, model: type[M]) -> M:
+async def read(request: Request, model: type[M], most_bytes: int = MAX_BODY_BYTES) -> M:
     """No body is an empty one: old clients send none."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise Refused(413, f"a body has at most {MAX_BODY_BYTES} bytes")
+        if len(body) > most_bytes:
+            raise Refused(413, f"a body has at most {most_bytes} bytes")
     try:
         content = json.loads(body) if body.strip() else {}
     except (ValueError, RecursionError):

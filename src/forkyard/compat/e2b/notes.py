@@ -16,12 +16,14 @@ _UP = frozenset({State.CREATING, State.RUNNING, State.RESUMING, State.STARTING})
 
 @dataclass(frozen=True)
 class Note:
-    template: str
+    template: str  # its id, however it was asked for
+    alias: str | None = None  # its name
     metadata: dict[str, str] = field(default_factory=dict)
     timeout_s: float = 300.0
     auto_resume: bool = False
     allow_internet: bool | None = None
     network: dict[str, Any] | None = None
+    unresponsive: bool = False  # nobody answered in it when it was paused
     user: str | None = None  # of its template: what commands run as, and where
     workdir: str | None = None
 

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from forkyard.compat.e2b import models
 from forkyard.compat.e2b.errors import Refused
 from forkyard.compat.e2b.notes import Note, is_up
+from forkyard.lifecycle import State
 from forkyard.models import SandboxInfo, UsageSample
 from forkyard.models.volumes import MountPath, VolumeName
 
@@ -33,6 +34,19 @@ def listed(info: SandboxInfo) -> dict[str, Any]:
         "diskSizeMB": info.shape.disk_gib * 1024,
         "state": "running" if is_up(info.state) else "paused",
         "metadata": metadata_of(info),
+        "volumeMounts": [{"name": one.name, "path": one.path} for one in info.volumes],
+        **_noted(info),
+    }
+
+
+def _noted(info: SandboxInfo) -> dict[str, Any]:
+    note = Note.of(info)
+    if note is None:
+        return {}
+    unresponsive = note.unresponsive and info.state is State.PAUSED
+    return {
+        **({} if note.alias is None else {"alias": note.alias}),
+        **({"envdUnresponsiveAtPause": True} if unresponsive else {}),
     }
 
 

@@ -10,6 +10,7 @@ import base64
 import binascii
 import contextlib
 import signal
+from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -30,6 +31,8 @@ KEEP_ALIVE: Message = {"event": {"keepalive": {}}}
 #: What was killed is given this long to be gone when the call returns.
 GONE_S = 5.0
 _PIECE_BYTES = 32_768
+_PTY_BYTES = 16_384
+_MAX_REMEMBERED = 10_000
 _SIGNALS = {"SIGNAL_SIGKILL": 9, "SIGNAL_SIGTERM": 15, 9: 9, 15: 15}
 _MAX_WORDS = 4096
 
@@ -37,13 +40,15 @@ _MAX_WORDS = 4096
 class Processes:
     def __init__(self, control: ControlPlane) -> None:
         self._control = control
+        #: The variables that execs were started with: a guest does not tell.
+        self._envs: OrderedDict[str, dict[str, str]] = OrderedDict()
 
     # ── streams ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def start(self, sandbox_id: str, request: Request) -> Response:
         codec = connect.codec_of(request, stream=True)
         message = await connect.only_frame(request, codec)
-        user = users.of_header(request)
+        user = users.of(request)
         timeout_s = connect.timeout_s(request)
         spec = _spec(message, user, timeout_s)
         opened = AsyncExitStack()
@@ -51,6 +56,9 @@ class Processes:
             feed = await opened.enter_async_context(self._control.following.execute(sandbox_id, spec, hold=True))
         except CommandNotFound as error:
             raise _not_started(error, user, spec) from error
+        self._envs[feed.id] = dict(spec.env)
+        while len(self._envs) > _MAX_REMEMBERED:
+            self._envs.popitem(last=False)
         return connect.Stream(request, codec, opened, _events(feed, spec.pty), KEEP_ALIVE)
 
     async def connect(self, sandbox_id: str, request: Request) -> Response:
@@ -84,7 +92,8 @@ class Processes:
 
     async def listed(self, sandbox_id: str, _request: Request, _message: Message) -> Message:
         async with self._control.sandboxes.use(sandbox_id) as guest:
-            return {"processes": [_info(one) for one in await guest.execs() if one.running]}
+            running = [one for one in await guest.execs() if one.running]
+            return {"processes": [_info(one, self._envs.get(one.id, {})) for one in running]}
 
     async def send_input(self, sandbox_id: str, _request: Request, message: Message) -> Message:
         async with self._control.sandboxes.use(sandbox_id) as guest:
@@ -128,13 +137,13 @@ class Processes:
 
 def _spec(message: Message, user: users.User, timeout_s: float | None) -> ExecSpec:
     config = _dict(message.get("process"), "process")
-    cmd, args = config.get("cmd"), config.get("args", [])
+    cmd, args = config.get("cmd"), config.get("args") or []
     if not isinstance(cmd, str) or not cmd or not isinstance(args, list) or len(args) > _MAX_WORDS:
         raise Failed("invalid_argument", "process.cmd is a string, and process.args a list of them")
     words = [cmd, *args]
     if not all(isinstance(word, str) and "\0" not in word for word in words):
         raise Failed("invalid_argument", "process.args are strings without NUL bytes")
-    envs = _dict(config.get("envs", {}), "process.envs")
+    envs = _dict(config.get("envs") or {}, "process.envs")
     for name, value in envs.items():
         if not name or "=" in name or "\0" in name or not isinstance(value, str) or "\0" in value:
             raise Failed("invalid_argument", f"{name!r:.80} cannot be an environment variable with that value")
@@ -159,7 +168,7 @@ def _spec(message: Message, user: users.User, timeout_s: float | None) -> ExecSp
 
 def _not_started(error: CommandNotFound, user: users.User, spec: ExecSpec) -> Failed:
     if error.message.startswith("there is no user"):
-        return Failed("unauthenticated", f"invalid username: '{user.name}'")
+        return users.unknown(user.name)
     if error.message.startswith("working directory"):
         return Failed("invalid_argument", f"cwd '{spec.cwd or user.home}' does not exist")
     return Failed("invalid_argument", error.message)
@@ -167,7 +176,7 @@ def _not_started(error: CommandNotFound, user: users.User, spec: ExecSpec) -> Fa
 
 def _size(pty: object) -> tuple[int, int]:
     size = _dict(_dict(pty, "pty").get("size", {}), "pty.size")
-    rows, cols = _whole(size.get("rows", 24)), _whole(size.get("cols", 80))
+    rows, cols = connect.whole(size.get("rows", 24)), connect.whole(size.get("cols", 80))
     if rows is None or cols is None or not 1 <= rows <= 1000 or not 1 <= cols <= 1000:
         raise Failed("invalid_argument", "pty.size has rows and cols from 1 to 1000")
     return rows, cols
@@ -180,8 +189,10 @@ async def _events(feed: Feed, pty: bool, pid: int | None = None) -> AsyncGenerat
     yield {"event": {"start": {"pid": feed.pid or pid or 0}}}
     async for item in feed:
         if isinstance(item, Output):
-            name = "pty" if pty else item.stream
-            yield {"event": {"data": {name: base64.b64encode(item.data).decode("ascii")}}}
+            name, most = ("pty", _PTY_BYTES) if pty else (item.stream, _PIECE_BYTES)
+            for at in range(0, len(item.data), most):
+                piece = base64.b64encode(item.data[at : at + most]).decode("ascii")
+                yield {"event": {"data": {name: piece}}}
         elif isinstance(item, Exit):
             if item.timed_out:
                 raise Failed("deadline_exceeded", "the process was killed: its time was up")
@@ -200,9 +211,9 @@ def _end(item: Exit) -> Message:
     return end if code == 0 else {**end, "error": f"exit status {code}"}
 
 
-def _info(info: ExecInfo) -> Message:
+def _info(info: ExecInfo, envs: dict[str, str]) -> Message:
     words = info.command if isinstance(info.command, list) else ["/bin/bash", "-c", info.command]
-    config: Message = {"cmd": words[0] if words else "", "args": words[1:], "envs": {}}
+    config: Message = {"cmd": words[0] if words else "", "args": words[1:], "envs": envs}
     if info.cwd is not None:
         config["cwd"] = info.cwd
     found: Message = {"config": config, "pid": info.pid or 0}
@@ -214,7 +225,7 @@ def _info(info: ExecInfo) -> Message:
 
 async def _find(guest: Guest, given: object, *, ended: bool = False) -> ExecInfo:
     selector = _dict(given, "process")
-    pid, tag = _whole(selector.get("pid")), selector.get("tag")
+    pid, tag = connect.whole(selector.get("pid")), selector.get("tag")
     if pid is None and not isinstance(tag, str):
         raise Failed("invalid_argument", "process names a pid or a tag")
     matching = [one for one in await guest.execs() if (one.pid == pid if pid is not None else one.label == tag)]
@@ -253,10 +264,3 @@ def _dict(value: object, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Failed("invalid_argument", f"{name} is not an object")
     return value
-
-
-def _whole(value: object) -> int | None:
-    """Numbers may come as strings in protobuf's JSON."""
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 11:
-        return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from forkyard.compat.e2b.templates import TemplateRoutes
 from forkyard.compat.e2b.traffic import Traffic
 from forkyard.control.pages import cursor_after, place_of
 from forkyard.control.plane import ControlPlane
-from forkyard.errors import BY_CODE, ForkyardError, GuestUnreachable, SandboxEnded, SandboxNotFound
+from forkyard.errors import BY_CODE, ForkyardError, GuestUnreachable, OperationTimeout, SandboxEnded, SandboxNotFound
 from forkyard.lifecycle import ENDED, State
 from forkyard.models import SandboxCreate, SandboxFork, SandboxInfo, SandboxUpdate
 from forkyard.store.records import Place
@@ -34,6 +35,9 @@ LEVELS = ("debug", "info", "warn", "error")
 #: Seconds of some far year; what is more are milliseconds.
 FAR = 10**11
 HTTPS_PORT = 443
+#: Whether anybody is at home is asked so long, at most, before a pause.
+ANSWER_S = 5.0
+UNRESPONSIVE = "sandbox_snapshot_guest_agent_unresponsive"
 _IDEMPOTENCY_KEY = re.compile(r"[a-z0-9-]{1,255}", re.ASCII)
 
 
@@ -72,14 +76,15 @@ class Sandboxes:
         timeout_s = default_timeout_s if body.timeout is None else body.timeout
         origin = await self._templates.origin(body.template)
         note = Note(
-            template=body.template,
+            template=origin.id,
+            alias=origin.alias,
             user=origin.user,
             workdir=origin.workdir,
             metadata=metadata,
             timeout_s=timeout_s,
             auto_resume=body.auto_resume is not None and body.auto_resume.enabled,
             allow_internet=body.allow_internet,
-            network=None if body.network is None else body.network.model_dump(by_alias=True, exclude_none=True),
+            network=None if body.network is None else body.network.told(),
         )
         wanted = SandboxCreate(
             labels={name: value for name, value in list(metadata.items())[:64] if objects.is_label(name, value)},
@@ -141,8 +146,7 @@ class Sandboxes:
                     "autoResume": note is None or note.auto_resume,
                     "onTimeout": "kill" if info.on_ttl == "delete" else "pause",
                 },
-                "allowInternetAccess": info.network.egress.preset != "none",
-                "volumeMounts": [{"name": one.name, "path": one.path} for one in info.volumes],
+                "allowInternetAccess": _internet(info, note),
                 **_pause_mode(info),
                 **({"network": note.network} if note is not None and note.network is not None else {}),
             }
@@ -154,7 +158,7 @@ class Sandboxes:
         wanted = objects.states(query.getlist("state"))
         metadata = objects.metadata(query.get("metadata"))
         after = objects.instant(query.get("startedAfter"))
-        template, order = query.get("template"), query.get("order", "desc")
+        template, order = await self._template_meant(query.get("template")), query.get("order", "desc")
         if order not in ("asc", "desc"):
             raise Refused(400, "order is asc or desc")
         found = [
@@ -162,7 +166,7 @@ class Sandboxes:
             for one in await self._all()
             if ("running" if is_up(one.state) else "paused") in wanted
             and metadata.items() <= objects.metadata_of(one).items()
-            and (after is None or one.created_at > after)
+            and (after is None or one.created_at >= after)
             and (template is None or template == objects.template_of(one))
         ]
         found.sort(key=lambda one: (one.created_at, one.id), reverse=order == "desc")
@@ -175,6 +179,15 @@ class Sandboxes:
         page, more = found[: min(limit, MAX_PAGE)], len(found) > min(limit, MAX_PAGE)
         headers = {"x-next-token": cursor_after(Place(page[-1].created_at, page[-1].id))} if more else {}
         return JSONResponse([objects.listed(one) for one in page], headers=headers)
+
+    async def _template_meant(self, given: str | None) -> str | None:
+        """By id or name; what is no template any more may still have sandboxes."""
+        if not given:
+            return None
+        try:
+            return (await self._templates.origin(given)).id
+        except Refused:
+            return given
 
     async def list_running(self, request: Request) -> Response:
         metadata = objects.metadata(request.query_params.get("metadata"))
@@ -275,8 +288,14 @@ class Sandboxes:
         info = await self._living(request)
         if not is_up(info.state):
             raise Refused(409, f"sandbox {info.id} is already paused")
-        if body.strict or not body.memory:
-            await self._answers(info.id)
+        answers = await self._answers(info.id)
+        if not answers and (body.strict or not body.memory):
+            why = f"sandbox {info.id} was not paused: nobody answers in it"
+            raise Refused(503, why, headers={"Should-Retry": "false"})
+        note = Note.of(info)
+        if note is not None and note.unresponsive is answers:
+            change = SandboxUpdate(annotations=replace(note, unresponsive=not answers).annotations(info.annotations))
+            await self._control.sandboxes.update(info.id, change)
         # A paused one has no end: its time begins anew when it runs again, whoever wakes it.
         if body.memory:
             await self._control.sleep.pause(info.id, hold_ttl=True)
@@ -284,12 +303,13 @@ class Sandboxes:
             await self._control.power.stop(info.id, hold_ttl=True)
         return Response(status_code=204)
 
-    async def _answers(self, sandbox_id: str) -> None:
+    async def _answers(self, sandbox_id: str) -> bool:
         try:
-            async with self._control.sandboxes.use(sandbox_id) as guest:
+            async with asyncio.timeout(ANSWER_S), self._control.sandboxes.use(sandbox_id) as guest:
                 await guest.ping()
-        except GuestUnreachable as error:
-            raise Refused(503, f"sandbox {sandbox_id} was not paused: {error.message}") from None
+        except (GuestUnreachable, OperationTimeout, TimeoutError):
+            return False
+        return True
 
     async def connect(self, request: Request) -> Response:
         """Running: it lasts at least so long. Paused: it is resumed."""
@@ -315,12 +335,15 @@ class Sandboxes:
 
     async def _resumed(self, info: SandboxInfo, timeout_s: int, memory: bool | None) -> Response:
         note, ttl_s = Note.of(info), max(timeout_s, 0.001)
+        if note is not None and note.unresponsive and memory is not False and info.state is State.PAUSED:
+            why = f"nobody answered in sandbox {info.id} when it was paused; resume it without its memory"
+            raise Refused(409, why, error_code=UNRESPONSIVE)
         if info.state in (State.STOPPED, State.STOPPING):  # paused without its memory
             resumed = await self._control.power.start(info.id, ttl_s=ttl_s)
         else:
             resumed = await self._control.sleep.resume(info.id, memory=memory is not False, ttl_s=ttl_s)
-        if note is not None and note.timeout_s != timeout_s:
-            changed = replace(note, timeout_s=timeout_s)
+        if note is not None and (note.timeout_s != timeout_s or note.unresponsive):
+            changed = replace(note, timeout_s=timeout_s, unresponsive=False)
             change = SandboxUpdate(annotations=changed.annotations(info.annotations))
             await self._control.sandboxes.update(info.id, change)
         return JSONResponse(self._sandbox(resumed), 201)
@@ -351,7 +374,9 @@ class Sandboxes:
         if body.allow_public is None:  # only what may leave is replaced
             policy = policy.model_copy(update={"ingress": info.network.ingress})
         note = Note.of(info) or Note(objects.template_of(info))
-        note = replace(note, network=body.model_dump(by_alias=True, exclude_none=True))
+        # What may enter stays as it was.
+        kept = {name: value for name, value in (note.network or {}).items() if name in models.OF_INGRESS}
+        note = replace(note, network={**kept, **body.told()}, allow_internet=body.allow_internet)
         change = SandboxUpdate(network=policy, annotations=note.annotations(info.annotations))
         await self._control.sandboxes.update(info.id, change)
         return Response(status_code=204)
@@ -365,6 +390,13 @@ class Sandboxes:
         if info is None or info.state in ENDED or info.state is State.DELETING:
             raise Refused(404, f"sandbox '{sandbox_id[:64]}' not found")
         return info
+
+
+def _internet(info: SandboxInfo, note: Note | None) -> bool | None:
+    """None: nobody said anything of it."""
+    if note is None:
+        return False if info.network.egress.preset == "none" else None
+    return note.allow_internet
 
 
 def _pause_mode(info: SandboxInfo) -> dict[str, str]:

@@ -19,7 +19,7 @@ from forkyard.compat.e2b.errors import Refused
 from forkyard.compat.e2b.network import policy_of
 from forkyard.compat.e2b.notes import Note
 from forkyard.compat.e2b.recipes import recipe_of
-from forkyard.compat.e2b.snapshots import DISK_ALONE, TEAM, find_snapshot
+from forkyard.compat.e2b.snapshots import DISK_ALONE, TEAM, find_snapshot, split
 from forkyard.compat.e2b.users import User
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import BuildNotFound, SnapshotNotFound, TemplateNotFound
@@ -38,8 +38,10 @@ _STATUS = {"waiting": "waiting", "building": "building", "ready": "ready", "erro
 
 @dataclass(frozen=True)
 class Origin:
-    """What a sandbox is made from; neither: the base image."""
+    """What a sandbox is made from; neither a snapshot nor a recipe: the base image."""
 
+    id: str
+    alias: str | None
     snapshot: str | None = None
     recipe: Recipe | None = None
     user: str | None = None  # what commands run as, and where
@@ -57,18 +59,19 @@ class TemplateRoutes:
         """404 if nothing has this name."""
         name = given.rpartition("/")[2].partition(":")[0]
         if name == BASE:
-            return Origin()
+            return Origin(BASE, BASE)
         try:
-            recipe = (await self._templates.recipe(given))[1]
-            return Origin(recipe=recipe, user=recipe.user, workdir=recipe.workdir)
+            template, recipe = await self._templates.recipe(given)
+            return Origin(template.id, template.name, recipe=recipe, user=recipe.user, workdir=recipe.workdir)
         except TemplateNotFound:
             if name in PLAIN:
-                return Origin()
+                return Origin(name, name)
         try:
             found = await find_snapshot(self._control, given)
             note = Note.of(found)
             user, workdir = (None, None) if note is None else (note.user, note.workdir)
-            return Origin(found.id, None, user, workdir, memory=DISK_ALONE not in found.annotations)
+            alias = None if found.name is None else split(found.name)[0]
+            return Origin(found.id, alias, found.id, None, user, workdir, DISK_ALONE not in found.annotations)
         except SnapshotNotFound:
             raise Refused(404, f"template '{given[:128]}' not found") from None
 
@@ -275,6 +278,8 @@ class TemplateRoutes:
 
     async def _found(self, request: Request) -> TemplateRecord:
         given = str(request.path_params["template_id"])
+        if given.count("/") > 1:  # no name has two; it is a path that nobody serves
+            raise Refused(501, f"{request.method} {request.url.path[:200]} is not served by Forkyard yet")
         try:
             return await self._templates.template(given)
         except TemplateNotFound:

@@ -20,7 +20,9 @@ async def is_awake(control: ControlPlane, found: SandboxInfo | SandboxRecord) ->
     note = Note.of(found)
     if note is None or is_up(found.state):
         return True
-    if found.state in ENDED or found.state in _WITHOUT_MEMORY or found.state is State.DELETING or not note.auto_resume:
+    if found.state in ENDED or found.state in _WITHOUT_MEMORY or found.state is State.DELETING:
+        return False
+    if not note.auto_resume or note.unresponsive:
         return False
     await control.sleep.wake(found.id, ttl_s=max(note.timeout_s, AUTO_RESUME_S))
     return True

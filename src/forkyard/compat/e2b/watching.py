@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack
 
@@ -18,7 +19,7 @@ from starlette.responses import Response
 
 from forkyard.compat.e2b import connect, filesystem, users
 from forkyard.compat.e2b.connect import Message
-from forkyard.compat.e2b.errors import Failed
+from forkyard.compat.e2b.errors import Failed, about
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import ForkyardError
 from forkyard.models import WatchEvent
@@ -26,6 +27,8 @@ from forkyard.models import WatchEvent
 KEEP_ALIVE: Message = {"keepalive": {}}
 MAX_WATCHERS = 64
 MAX_WAITING = 8192
+#: Those who watch hear of an upload within this.
+OVER_S = 10.0
 _TEMPORARY = re.compile(r"(^|/)\.forkyard-[0-9a-f]{12}\.tmp$")
 _TYPES = {"created": "CREATE", "modified": "WRITE", "deleted": "REMOVE", "attributes": "CHMOD"}
 
@@ -34,6 +37,17 @@ class Watches:
     def __init__(self, control: ControlPlane) -> None:
         self._control = control
         self._watchers: dict[tuple[str, str], _Watcher] = {}
+        self._open_on: Counter[str] = Counter()
+        self._over: dict[tuple[str, str], float] = {}
+
+    def watching(self, sandbox_id: str) -> bool:
+        return self._open_on[sandbox_id] > 0
+
+    def written_over(self, sandbox_id: str, path: str) -> None:
+        """A file that is there is about to be replaced by an upload: for those who watch, it is written."""
+        now = time.monotonic()
+        self._over = {key: at for key, at in self._over.items() if now - at < OVER_S}
+        self._over[sandbox_id, path] = now
 
     async def aclose(self) -> None:
         for watcher in list(self._watchers.values()):
@@ -77,22 +91,33 @@ class Watches:
     async def _open(
         self, opened: AsyncExitStack, sandbox_id: str, request: Request, message: Message
     ) -> AsyncIterator[Message]:
-        path = users.of_header(request).path(message.get("path"))
+        path = users.of(request).path(message.get("path"))
         async with self._control.sandboxes.use(sandbox_id) as guest:
-            found = await filesystem.entry(guest, await guest.stat(path))
+            with about(path):
+                found = await filesystem.entry(guest, await guest.stat(path))
         if found["type"] != "FILE_TYPE_DIRECTORY":
             raise Failed("invalid_argument", f"path {path} is not a directory")
         recursive = message.get("recursive") is True
+        self._open_on[sandbox_id] += 1
+        opened.callback(self._closed, sandbox_id)
         events = await opened.enter_async_context(
             self._control.following.watch(sandbox_id, found["path"], recursive=recursive)
         )
         return self._changes(sandbox_id, events, found["path"], entries=message.get("includeEntry") is True)
 
+    def _closed(self, sandbox_id: str) -> None:
+        self._open_on[sandbox_id] -= 1
+        if self._open_on[sandbox_id] <= 0:
+            del self._open_on[sandbox_id]
+
     async def _changes(
         self, sandbox_id: str, events: AsyncIterator[WatchEvent], root: str, *, entries: bool
     ) -> AsyncIterator[Message]:
         async for event in events:
-            for kind, path in _as_told(event):
+            over = event.to is not None and (sandbox_id, event.to) in self._over
+            if event.type == "deleted":
+                self._over.pop((sandbox_id, event.path), None)
+            for kind, path in _as_told(event, over):
                 name = path.removeprefix(root.rstrip("/") + "/") if path != root else posix_name(root)
                 change: Message = {"name": name, "type": f"EVENT_TYPE_{kind}"}
                 if entries and kind not in ("REMOVE", "RENAME"):
@@ -112,10 +137,12 @@ def posix_name(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
-def _as_told(event: WatchEvent) -> list[tuple[str, str]]:
+def _as_told(event: WatchEvent, over: bool) -> list[tuple[str, str]]:
+    """`over`: what it was moved to was there before."""
     if event.type == "moved" and event.to is not None:
         if _TEMPORARY.search(event.path):
-            return [("CREATE", event.to), ("CHMOD", event.to), ("WRITE", event.to)]
+            written = [("CHMOD", event.to), ("WRITE", event.to)]
+            return written if over else [("CREATE", event.to), *written]
         return [("RENAME", event.path), ("CREATE", event.to)]
     if event.type == "overflow" or _TEMPORARY.search(event.path):
         return []

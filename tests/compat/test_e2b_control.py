@@ -1,0 +1,152 @@
+"""What E2B's control plane says of sandboxes and templates, where no published client looks closely."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from forkyard.guest.base import Guest
+
+from ..contract.sdk_daemon import Daemon, running_daemon  # noqa: TID252
+from .e2b_wire import api_of, is_error, made
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with running_daemon() as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def api(daemon: Daemon) -> Iterator[httpx.Client]:
+    with api_of(daemon) as client:
+        yield client
+
+
+@pytest.fixture
+def sandbox(api: httpx.Client) -> Iterator[dict[str, str]]:
+    sandbox = made(api)
+    yield sandbox
+    api.delete(f"/sandboxes/{sandbox['sandboxID']}")
+
+
+def looked_at(api: httpx.Client, sandbox: dict[str, str]) -> dict[str, Any]:
+    return dict(api.get(f"/sandboxes/{sandbox['sandboxID']}").json())
+
+
+def listed(api: httpx.Client, **query: str) -> list[str]:
+    return [one["sandboxID"] for one in api.get("/v2/sandboxes", params=query).json()]
+
+
+def built(api: httpx.Client, name: str, **body: Any) -> str:
+    asked = api.post("/v3/templates", json={"name": name, **body}).json()
+    build = f"/templates/{asked['templateID']}/builds/{asked['buildID']}"
+    assert api.post(f"/v2{build}", json={"fromImage": "debian:12"}).status_code == 202
+    while (status := api.get(f"{build}/status").json())["status"] in ("building", "waiting"):
+        pass
+    assert status["status"] == "ready", status
+    return str(asked["templateID"])
+
+
+# ── what is said of a sandbox ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_sandbox_is_of_a_template_whatever_it_was_called(api: httpx.Client) -> None:
+    template = built(api, "called:v1", tags=["default"])
+    names = ("called", "called:v1", "forkyard/called", template)
+    ids = {made(api, templateID=name)["sandboxID"] for name in names}
+    for name in names:
+        assert set(listed(api, template=name)) == ids
+    assert listed(api, template="never-built") == []
+    for one in ids:
+        info = looked_at(api, {"sandboxID": one})
+        assert (info["templateID"], info["alias"]) == (template, "called")
+        assert api.delete(f"/sandboxes/{one}").status_code == 204
+
+
+def test_lists_begin_at_the_time_that_was_asked_for(api: httpx.Client, sandbox: dict[str, str], daemon: Daemon) -> None:
+    found = httpx.get(
+        f"{daemon.url}/api/v1/sandboxes/{sandbox['sandboxID']}", headers={"Authorization": f"Bearer {daemon.key}"}
+    )
+    assert sandbox["sandboxID"] in listed(api, startedAfter=found.json()["created_at"])
+
+
+def test_a_list_says_which_volumes_are_in_a_sandbox(api: httpx.Client) -> None:
+    assert api.post("/volumes", json={"name": "listed"}).status_code == 201
+    mounts = [{"name": "listed", "path": "/mnt/listed"}]
+    sandbox = made(api, volumeMounts=mounts)
+    (found,) = [one for one in api.get("/v2/sandboxes").json() if one["sandboxID"] == sandbox["sandboxID"]]
+    assert found["volumeMounts"] == mounts
+    assert api.delete(f"/sandboxes/{sandbox['sandboxID']}").status_code == 204
+
+
+def test_a_network_is_told_as_it_was_given(api: httpx.Client) -> None:
+    sandbox = made(api, network={"allowPublicTraffic": False})
+    path = f"/sandboxes/{sandbox['sandboxID']}/network"
+    info = looked_at(api, sandbox)
+    assert (info["network"], info["allowInternetAccess"]) == ({"allowPublicTraffic": False}, None)
+    assert api.put(path, json={"denyOut": ["1.1.1.1"]}).status_code == 204
+    info = looked_at(api, sandbox)
+    assert info["network"] == {"allowPublicTraffic": False, "denyOut": ["1.1.1.1"]}
+    assert info["allowInternetAccess"] is None
+    assert api.put(path, json={"allow_internet_access": False}).status_code == 204
+    info = looked_at(api, sandbox)
+    assert (info["network"], info["allowInternetAccess"]) == ({"allowPublicTraffic": False}, False)
+    assert api.delete(f"/sandboxes/{sandbox['sandboxID']}").status_code == 204
+
+
+# ── nobody answers ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def silent(daemon: Daemon, sandbox: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never() -> None:
+        raise TimeoutError
+
+    (machine,) = [one for key, one in daemon.host.world.machines.items() if key.sandbox_id == sandbox["sandboxID"]]
+    guest: Guest = machine.guest
+    monkeypatch.setattr(guest, "ping", never)
+
+
+def test_what_nobody_answered_in_is_resumed_without_its_memory_alone(
+    daemon: Daemon, api: httpx.Client, sandbox: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"/sandboxes/{sandbox['sandboxID']}"
+    silent(daemon, sandbox, monkeypatch)
+    for body in ({"requireHealthyGuest": True}, {"memory": False}):
+        refused = api.post(f"{path}/pause", json=body)
+        assert (refused.status_code, refused.headers["should-retry"]) == (503, "false")
+        assert is_error(refused)
+    assert looked_at(api, sandbox)["state"] == "running"
+    assert api.post(f"{path}/pause", json={}).status_code == 204
+    assert looked_at(api, sandbox)["envdUnresponsiveAtPause"] is True
+    refused = api.post(f"/v2{path}/connect", json={"timeout": 60})
+    assert refused.status_code == 409
+    assert refused.json()["error_code"] == "sandbox_snapshot_guest_agent_unresponsive"
+    assert api.post(f"/v2{path}/connect", json={"timeout": 60, "memory": False}).status_code == 201
+    info = looked_at(api, sandbox)
+    assert info["state"] == "running"
+    assert "envdUnresponsiveAtPause" not in info
+
+
+# ── whom it is told ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_client_that_calls_the_daemon_by_another_name_is_told_so(daemon: Daemon, api: httpx.Client) -> None:
+    called = {"Host": "buildbox:7070", "publisher": "e2b"}
+    for path in ("/v2/sandboxes", "/sandboxes/x", "/health"):
+        answer = api.get(path, headers=called)
+        assert answer.status_code == 400
+        assert is_error(answer)
+        assert "'buildbox'" in answer.json()["message"]
+        assert "FORKYARD_ALLOWED_HOSTS" in answer.json()["message"]
+    assert httpx.get(daemon.url, headers={"Host": "buildbox"}).json()["code"] == "domain_not_found"
+
+
+@pytest.mark.parametrize("path", ["/templates/x/tags/count", "/templates/x/tags/v1/assignments"])
+def test_a_path_below_a_template_that_nobody_serves_says_so(api: httpx.Client, path: str) -> None:
+    answer = api.get(path)
+    assert answer.status_code == 501
+    assert is_error(answer)
