@@ -218,3 +218,53 @@ def test_installers_of_what_every_machine_has_are_replaced() -> None:
     assert runtimes.replaced("curl -fsSL https://bun.sh/install | bash") == "/opt/bun/bin/bun --version"
     assert "baseline@1.2.3" in runtimes.replaced('curl -fsSL https://bun.sh/install | bash -s "bun-v1.2.3"')
     assert runtimes.replaced("echo hello") == "echo hello"
+
+
+def test_a_patch_of_a_unit_says_all_that_it_was_given() -> None:
+    patch = {
+        "name": "web",
+        "exec": ["serve"],
+        "env": {"A": 'it\'s "100%"'},
+        "onFailure": ["alarm.service"],
+        "wantedBy": ["graphical.target"],
+        "enable": True,
+        "timeoutSec": 0,
+        "readySignal": True,
+        "watchdogSec": 2.5,
+        "remainAfterExit": False,
+        "restartPolicy": {"restartSec": 3, "startLimitBurst": 4, "startLimitIntervalSec": 60},
+    }
+    files, run = plan(spec={"systemd": {"patchedServices": [patch]}}).own
+    assert files.files is not None and run.run is not None
+    said = files.files["/etc/systemd/system/web.service.d/freestyle.conf"].content.splitlines()
+    assert said == [
+        "[Unit]",
+        "OnFailure=alarm.service",
+        "StartLimitBurst=4",
+        "StartLimitIntervalSec=60",
+        "[Service]",
+        "ExecStart=",
+        "ExecStart=serve",
+        'Environment="A=it\'s \\"100%%\\""',
+        "Type=notify",
+        "NotifyAccess=all",
+        "RemainAfterExit=no",
+        "RestartSec=3",
+        "TimeoutStartSec=86400",
+        "WatchdogSec=2.5",
+    ]
+    assert "add-wants -- graphical.target web.service && systemctl enable -- web.service" in run.run.command
+    assert "Restart=on-failure" in specs._drop_in(
+        models.Unit.model_validate({"name": "web", "restartPolicy": {"policy": "on-failure"}})
+    )
+
+
+def test_a_unit_keeps_its_name_and_whether_it_remains() -> None:
+    services = [
+        {"name": "dev.server@1.service", "exec": ["serve"], "after": ["MyJob"]},
+        {"name": "MyJob", "mode": "oneshot", "exec": ["job"], "remainAfterExit": False},
+    ]
+    job, server = plan(spec={"systemd": {"services": services}}).own
+    assert job.service is not None and server.service is not None
+    assert (job.service.name, job.service.remain) == ("MyJob", False)
+    assert (server.service.name, server.service.remain) == ("dev.server@1", None)

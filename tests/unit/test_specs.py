@@ -270,6 +270,29 @@ def test_a_unit_holds_what_was_asked_for() -> None:
     assert units.asked("[Unit]\n[X-Forkyard]\nService={not json") is None
 
 
+def test_a_service_has_any_name_that_a_unit_has() -> None:
+    for name in ("MyService", "dev.server@1", "bun-workspace--app", "a:b"):
+        assert units.unit_name(name) == f"{name}.service"
+        text = units.unit(Service(name=name, exec="x", after=["app.js", "web.service", "a.socket"]), "/bin/sh")
+        assert "After=app.js.service web.service a.socket\n" in text
+        assert f"ExecStart=/bin/sh {units.SCRIPTS}/{name}.sh\n" in text
+    for name in ("web.service", "a.socket", "-x", "a/b", ".", "", "x" * 129):
+        with pytest.raises(ValidationError):
+            Service(name=name, exec="x")
+
+
+def test_a_oneshot_counts_as_up_when_it_has_succeeded_unless_it_says_otherwise() -> None:
+    def remains(**fields: object) -> bool:
+        return "RemainAfterExit=yes" in units.unit(
+            Service.model_validate({"name": "a", "exec": "x", **fields}), "/bin/sh"
+        )
+
+    assert remains(type="oneshot")
+    assert remains(remain=True)
+    assert not remains(type="oneshot", remain=False)
+    assert not remains()
+
+
 def test_a_service_without_a_command_is_what_the_image_runs() -> None:
     says = {
         "entrypoint": ["/srv/go", "a b"],

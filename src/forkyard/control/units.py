@@ -14,6 +14,7 @@ from forkyard.errors import InvalidRequest
 from forkyard.models.bases import ImageConfig
 from forkyard.models.builds import ServiceInfo
 from forkyard.models.specs import Service
+from forkyard.models.texts import UNIT_KINDS
 
 UNITS = "/etc/systemd/system"
 SCRIPTS = "/opt/forkyard/services"
@@ -24,7 +25,7 @@ MARK = "::forkyard::"
 
 def unit_name(name: str) -> str:
     """A service of ours, or a unit by its full name."""
-    return name if "." in name else f"{name}.service"
+    return name if name.endswith(UNIT_KINDS) else f"{name}.service"
 
 
 def completed(service: Service, image: ImageConfig) -> Service:
@@ -56,11 +57,12 @@ def unit(service: Service, shell: str) -> str:
     lines += ["StartLimitIntervalSec=0", "", "[Service]", f"Type={service.type}"]
     lines += [f"ExecStart={shell} {SCRIPTS}/{service.name}.sh"]
     lines += ["NotifyAccess=all"] if service.type == "notify" or service.watchdog_s else []
-    lines += ["RemainAfterExit=yes"] if service.type == "oneshot" else []
+    remains = service.type == "oneshot" if service.remain is None else service.remain
+    lines += ["RemainAfterExit=yes"] if remains else []
     lines += [f"User={user}"] if user else []
     lines += [f"Group={group}"] if group else []
     lines += [f"WorkingDirectory={_escaped(service.workdir)}"] if service.workdir else []
-    lines += [f"Environment={_quoted(f'{name}={value}')}" for name, value in service.env.items()]
+    lines += [f"Environment={quoted(f'{name}={value}')}" for name, value in service.env.items()]
     lines += [f"Restart={service.restart}", f"RestartSec={service.restart_s:g}"]
     lines += [f"TimeoutStartSec={service.ready_timeout_s:g}"]
     lines += [f"WatchdogSec={service.watchdog_s:g}"] if service.watchdog_s else []
@@ -74,7 +76,7 @@ def _escaped(text: str) -> str:
     return text.replace("%", "%%")
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """As a word of a unit file. systemd reads C escapes and `%` specifiers in it."""
     quoted = (
         text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")

@@ -246,6 +246,9 @@ class Service(Part):
         default_factory=list, max_length=64, description="What pulls it in at boot. Default: multi-user.target."
     )
     watchdog_s: float | None = Field(None, gt=0, le=86400, description="It must say so this often that it is alive.")
+    remain: bool | None = Field(
+        None, description="It counts as up when its command has succeeded. Default: if it is `oneshot`."
+    )
     enabled: bool = Field(True, description="Started at every boot from disk.")
 
     @model_validator(mode="before")

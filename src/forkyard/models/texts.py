@@ -49,6 +49,18 @@ def _mode(given: Any) -> Any:
     return given
 
 
+#: How the names of systemd's units end.
+UNIT_KINDS = tuple(
+    f".{kind}" for kind in ["service", "socket", "target", "timer", "path", "mount", "automount", "swap", "slice", "scope", "device", "snapshot"]
+)
+
+
+def _without_kind(name: str) -> str:
+    if name.endswith(UNIT_KINDS):
+        raise ValueError(f"ends with {name[name.rindex('.') :]}, as a unit of systemd; leave that out")
+    return name
+
+
 Text = Annotated[str, StringConstraints(min_length=1, max_length=65536), AfterValidator(_clean)]
 Path = Annotated[str, StringConstraints(min_length=1, max_length=4096), AfterValidator(_on_one_line)]
 Value = Annotated[str, StringConstraints(max_length=65536), AfterValidator(_clean)]
@@ -58,7 +70,9 @@ Setting = Annotated[Value, BeforeValidator(_setting, json_schema_input_type=str 
 Mode = Annotated[_Bits, BeforeValidator(_mode, json_schema_input_type=_Bits | Annotated[str, Field(pattern=_OCTAL)])]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
 User = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_.-]{0,31}$")]
-ServiceName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+ServiceName = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9@:_.-]{0,127}$"), AfterValidator(_without_kind)
+]
 #: A service of the spec, or a unit of systemd such as `network-online.target`.
 UnitName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9@:_.-]{0,127}$")]
 Package = Annotated[

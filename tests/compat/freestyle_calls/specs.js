@@ -92,6 +92,48 @@ call('systemd.service', async (y) => {
   await ticker.stop()
 }, VM)
 
+call('systemd.create: names as units have them', async (y) => {
+  for (const name of ['MyService', 'dev.server@1']) {
+    const made = await y.web.systemd.create({ name, mode: 'service', exec: ['exec sleep 600'] })
+    assert.deepEqual([made.success, made.serviceName], [true, name])
+    const found = await y.web.systemd.getStatus({ serviceId: name })
+    assert.deepEqual([found.name, found.activeState], [name, 'active'])
+    assert.equal((await y.web.exec(`systemctl is-enabled '${name}.service'`)).stdout, 'enabled\n')
+    await y.web.systemd.delete({ serviceId: name })
+  }
+  await fails('SERVICE_NAME_INVALID_CHARS', () => y.web.systemd.create({ name: 'a b', mode: 'service', exec: ['true'] }))
+}, VM)
+
+call('observability.streamLogs: of a service', async (y) => {
+  const stop = new AbortController()
+  const seen = []
+  setTimeout(() => stop.abort(), 30_000).unref()
+  await y.web.systemd.start({ services: [{ id: 'ticker' }] })
+  for await (const entry of y.fs.observability.streamLogs({ vmId: y.web.vmId, vmService: 'ticker', signal: stop.signal })) {
+    if (entry.message === 'tick me') seen.push(Date.parse(entry.timestamp))
+    if (seen.length > 2) break
+  }
+  assert(Math.abs(seen.at(-1) - Date.now()) < 60_000, seen)
+}, { vm: true, since: '0.1.52' })
+
+call('VmSpec: remainAfterExit, patchedServices', async (y) => {
+  const raw = {
+    systemd: {
+      services: [
+        { name: 'once', mode: 'oneshot', exec: ['echo done'], remainAfterExit: false },
+        { name: 'sleeper', mode: 'service', exec: ['exec sleep 600'] },
+      ],
+      patchedServices: [{ name: 'sleeper', env: { PATCHED: "it's 100%" }, restartPolicy: { policy: 'always', restartSec: 7 } }],
+    },
+  }
+  const vm = await built(y, y.sdk.VmSpec.fromRaw ? y.sdk.VmSpec.fromRaw(raw) : new y.sdk.VmSpec(raw))
+  const shown = async (unit, property) => (await vm.exec(`systemctl show -P ${property} ${unit}`)).stdout.trim()
+  assert.equal(await shown('once', 'ActiveState'), 'inactive')
+  assert.match(await shown('sleeper', 'Environment'), /PATCHED=it's 100%/)
+  assert.equal(await shown('sleeper', 'RestartUSec'), '7s')
+  await vm.delete()
+}, { vm: true })
+
 call('systemd.delete', async (y) => {
   await y.web.systemd.delete({ serviceId: 'ticker' })
   await fails('SERVICE_NOT_FOUND', () => y.web.systemd.getStatus({ serviceId: 'ticker' }))

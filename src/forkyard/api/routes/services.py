@@ -22,6 +22,7 @@ from forkyard.errors import (
 )
 from forkyard.models import Page
 from forkyard.models.builds import ServiceCreate, ServiceInfo, ServiceLogs
+from forkyard.models.texts import ServiceName
 
 _ERRORS: dict[int | str, dict[str, Any]] = documented(
     SandboxNotFound,
@@ -38,7 +39,7 @@ router = APIRouter(
 )
 
 _EXAMPLE = {"name": "web", "exec": "python3 -m http.server 3000", "ready": "curl -sf localhost:3000"}
-_Name = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+_Name = Annotated[ServiceName, Path()]
 
 
 @router.get("", response_model=Page[ServiceInfo], summary="List services")

@@ -58,6 +58,8 @@ class DomainWanted(Body):
 class UnitRestart(Body):
     policy: Literal["no", "on-failure", "always", "on-abnormal"] = "no"
     restart_s: float | None = Field(None, alias="restartSec", ge=0, le=3600)
+    burst: int | None = Field(None, alias="startLimitBurst", ge=0, le=10_000)
+    interval_s: float | None = Field(None, alias="startLimitIntervalSec", ge=0, le=86400)
 
 
 class Unit(Body):
@@ -76,6 +78,7 @@ class Unit(Body):
     wanted_by: list[str] | None = Field(None, alias="wantedBy")
     enable: bool | None = None
     timeout_s: float | None = Field(None, alias="timeoutSec", ge=0, le=MAX_SECONDS)
+    remain: bool | None = Field(None, alias="remainAfterExit")
     delete_after_success: bool | None = Field(None, alias="deleteAfterSuccess")
     ready_signal: bool | None = Field(None, alias="readySignal")
     watchdog_s: float | None = Field(None, alias="watchdogSec", ge=0, le=86400)

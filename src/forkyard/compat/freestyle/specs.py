@@ -15,6 +15,7 @@ from typing import Any
 from forkyard.compat.freestyle import dockerfile, models, runtimes
 from forkyard.compat.freestyle.calls import ours
 from forkyard.compat.freestyle.errors import Refused
+from forkyard.control.units import quoted
 from forkyard.models.specs import Size, Spec, Step
 
 #: Where sandboxes find hosted repositories.
@@ -296,6 +297,7 @@ def service_fields(unit: models.Unit, gone: set[str] | frozenset[str] = frozense
         "on_failure": unit.on_failure,
         "wanted_by": unit.wanted_by,
         "watchdog_s": unit.watchdog_s or None,
+        "remain": unit.remain,
         "enabled": unit.enable is not False,
         "ready_timeout_s": limit_s,
     }
@@ -304,31 +306,55 @@ def service_fields(unit: models.Unit, gone: set[str] | frozenset[str] = frozense
 
 def _patches(layer: models.Layer) -> Iterator[Step]:
     names: list[str] = []
+    commands = ["systemctl daemon-reload"]
     for patch in (layer.systemd and layer.systemd.patched) or ():
         unit = f"{bare(patch.name)}.service"
         if "/" in unit or "\0" in unit:
             raise Refused(400, "SERVICE_NAME_INVALID_CHARS", f"{unit[:64]!r} is no name of a unit")
         yield _step(files={f"/etc/systemd/system/{unit}.d/freestyle.conf": {"content": _drop_in(patch)}})
-        names.append(unit)
+        names.append(shlex.quote(unit))
+        commands += [f"systemctl add-wants -- {shlex.quote(target)} {names[-1]}" for target in patch.wanted_by or ()]
+        if patch.enable is not None:
+            commands.append(f"systemctl {'enable' if patch.enable else 'disable'} -- {names[-1]}")
     if names:
-        quoted = " ".join(map(shlex.quote, names))
-        yield _step(run={"command": f"systemctl daemon-reload && systemctl try-restart -- {quoted}"})
+        commands.append(f"systemctl try-restart -- {' '.join(names)}")
+        yield _step(run={"command": " && ".join(commands)})
 
 
 def _drop_in(patch: models.Unit) -> str:
-    lines = ["[Unit]"]
-    lines += [f"After={' '.join(patch.after)}"] if patch.after else []
-    lines += [f"Requires={' '.join(patch.requires)}"] if patch.requires else []
-    lines += ["[Service]"]
+    restart = patch.restart or models.UnitRestart()
+    limit_s = None if patch.timeout_s is None else patch.timeout_s or _NO_LIMIT_S
+    unit = {
+        "After": " ".join(patch.after or ()),
+        "Requires": " ".join(patch.requires or ()),
+        "OnFailure": " ".join(patch.on_failure or ()),
+        "StartLimitBurst": restart.burst,
+        "StartLimitIntervalSec": restart.interval_s,
+    }
+    service = {
+        "Type": "oneshot" if patch.mode == "oneshot" else "notify" if patch.ready_signal else None,
+        "NotifyAccess": "all" if patch.ready_signal or patch.watchdog_s else None,
+        "RemainAfterExit": None if patch.remain is None else "yes" if patch.remain else "no",
+        "User": patch.user,
+        "Group": patch.group,
+        "WorkingDirectory": patch.workdir,
+        "Restart": restart.policy if "policy" in restart.model_fields_set else None,
+        "RestartSec": restart.restart_s,
+        "TimeoutStartSec": limit_s,
+        "WatchdogSec": patch.watchdog_s,
+    }
+    lines = ["[Unit]", *_settings(unit), "[Service]"]
     lines += ["ExecStart=", *(f"ExecStart={line}" for line in patch.exec)] if patch.exec else []
-    lines += [f"Environment={shlex.quote(f'{name}={value}')}" for name, value in (patch.env or {}).items()]
-    lines += [f"User={patch.user}"] if patch.user else []
-    lines += [f"Group={patch.group}"] if patch.group else []
-    lines += [f"WorkingDirectory={patch.workdir}"] if patch.workdir else []
-    lines += [f"Restart={patch.restart.policy}"] if patch.restart else []
+    lines += [f"Environment={quoted(f'{name}={value}')}" for name, value in (patch.env or {}).items()]
+    lines += _settings(service)
     if any("\n" in line for line in lines):
         raise _wrong(f"the patch of {patch.name[:64]} has a line break in it")
     return "\n".join(lines) + "\n"
+
+
+def _settings(wanted: dict[str, str | float | None]) -> list[str]:
+    given = {name: value for name, value in wanted.items() if value is not None and value != ""}
+    return [f"{name}={f'{value:g}' if isinstance(value, float) else value}" for name, value in given.items()]
 
 
 # ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────────

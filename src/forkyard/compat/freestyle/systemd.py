@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 from starlette.responses import Response
 
 from forkyard.compat.freestyle import models
@@ -19,10 +19,12 @@ from forkyard.control.plane import ControlPlane
 from forkyard.control.services import Verb
 from forkyard.errors import ForkyardError, ServiceNotReady
 from forkyard.models.specs import Service
+from forkyard.models.texts import ServiceName
 
 #: `2026-01-31T12:00:00+00:00 host program[12]: what it said`
 _LINE = re.compile(r"(\S+) \S+ ([^:]+): ?(.*)")
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}", re.ASCII)
+_NAME = TypeAdapter(ServiceName)
+MAX_NAME = 128
 
 
 class _Wanted(Body):
@@ -112,8 +114,10 @@ def _checked(name: str) -> str:
     short = bare(name)
     if not short:
         raise Refused(400, "SERVICE_NAME_EMPTY", "a service has a name")
-    if _NAME.fullmatch(short) is None:
-        raise Refused(400, "SERVICE_NAME_INVALID_CHARS", "a service has 1 to 63 of a-z, 0-9, dash and underscore")
+    if len(short) > MAX_NAME:
+        raise Refused(400, "SERVICE_NAME_TOO_LONG", f"the name of a service has at most {MAX_NAME} characters")
+    with ours("SERVICE_NAME_INVALID_CHARS"):
+        _NAME.validate_python(short)
     return short
 
 
