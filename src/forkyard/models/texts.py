@@ -50,9 +50,8 @@ def _mode(given: Any) -> Any:
 
 
 #: How the names of systemd's units end.
-UNIT_KINDS = tuple(
-    f".{kind}" for kind in ["service", "socket", "target", "timer", "path", "mount", "automount", "swap", "slice", "scope", "device", "snapshot"]
-)
+_KINDS = ("service", "socket", "target", "timer", "path", "mount", "automount", "swap", "slice", "scope", "device")
+UNIT_KINDS = tuple(f".{kind}" for kind in _KINDS)
 
 
 def _without_kind(name: str) -> str:
