@@ -88,8 +88,14 @@ def test_what_starts_from_a_snapshot_goes_on_as_its_spec_said(fy: Forkyard, daem
 
 
 def test_the_network_of_a_build_is_not_that_of_its_sandboxes(fy: Forkyard, done: Path) -> None:
-    spec = Spec().run(note(done, "built"))
-    fy.builds.create(spec, network="open").wait()
+    go = done.with_name("go")
+    spec = Spec().run(f"{note(done, 'built')}; until test -e {go}; do sleep 0.05; done")
+    build = fy.builds.create(spec, network="open")
+    until(lambda: words(done))
+    (machine,) = fy.sandboxes.list()
+    assert machine.info.network.egress.preset == "open"
+    go.touch()
+    build.wait()
     assert fy.sandboxes.create(spec=spec).info.network.egress.preset == "coding"
     assert fy.sandboxes.create(spec=spec, network="none").info.network.egress.preset == "none"
 

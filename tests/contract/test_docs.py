@@ -33,6 +33,28 @@ def test_the_python_and_the_file_of_specs_say_the_same() -> None:
     assert Spec.parse(python_of(page, "yaml")) == names["spec"]
 
 
+def test_the_python_and_the_files_of_images_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Dockerfile").write_text("FROM debian AS web\nARG VERSION\nRUN echo $VERSION\nFROM debian\nRUN other\n")
+    page = (ROOT / "docs" / "images.md").read_text()
+    names = {"Spec": Spec}
+    exec(python_of(page), names)
+    built, image = (Spec.parse(part, tmp_path) for part in yaml_of(page))
+    wanted = {"ready": "curl -sf localhost:8080"}
+    assert built == Spec().dockerfile("Dockerfile", args={"VERSION": "3"}, target="web").service(
+        "web", "/app/serve", **wanted
+    )
+    assert image == Spec().from_image("registry/name:tag").service("main")
+    assert names["spec"] == Spec().dockerfile("Dockerfile").service("main", **wanted)
+    with running_daemon() as daemon, Forkyard(daemon.url, daemon.key) as fy:
+        (layer,) = fy.builds.explain(built)[:1]
+        assert layer.steps == ["run /bin/sh -c echo $VERSION"]
+
+
+def yaml_of(page: str) -> list[str]:
+    return re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+
+
 def test_the_commands_on_git_do_what_the_page_shows(tmp_path: Path) -> None:
     forkyard = tmp_path / "bin" / "forkyard"
     forkyard.parent.mkdir()

@@ -66,6 +66,11 @@ async def create(n: int | None, say: Say) -> dict[str, Sample]:
     return {"create_cold": Sample(values)}
 
 
+async def specs(n: int | None, say: Say) -> dict[str, Sample]:
+    """What a machine has when it is asked for: what was built in it, and volumes."""
+    return {**await spec(n, say), **await volumes(n, say)}
+
+
 async def volumes(n: int | None, say: Say) -> dict[str, Sample]:
     async with warm_daemon(say, **NO_POOL) as fy:
         return await volume_bench.attach(fy, n or 20, say)
@@ -284,7 +289,7 @@ MEASURES: dict[str, Bench] = {
     "burst": burst,
     "net": net,
     "git": git,
-    "volumes": volumes,
-    "spec": spec,
+    "volumes": specs,
+    "spec": specs,
     "compat": compat,
 }
