@@ -34,6 +34,7 @@ from forkyard.control.secrets import Vault
 from forkyard.dev.actions import dev_servers
 from forkyard.errors import Conflict, ForkyardError, HostFailure
 from forkyard.gateway import ssh, tls
+from forkyard.gateway.certificates import Brought
 from forkyard.gateway.preview import Gateway
 from forkyard.gateway.server import Server, configured, raise_file_limit
 from forkyard.gateway.shortcut import Client, Shortcut
@@ -208,10 +209,11 @@ async def _serving_tls(
 
 
 def _tls_context(settings: Settings, control: ControlPlane) -> ssl.SSLContext:
-    if settings.tls_cert_file is not None:
-        return tls.brought(settings.tls_cert_file, settings.tls_key_file or settings.tls_cert_file)
+    file, directory, brought = settings.tls_cert_file, settings.tls_cert_dir, None
+    if file is not None or directory is not None:
+        brought = Brought(None if file is None else (file, settings.tls_key_file or file), directory)
     assert control.authority is not None
-    return tls.made_here(control.authority, control.previews.address.domain, control.domains.is_verified)
+    return tls.context(control.authority, control.previews.address.domain, control.domains.is_verified, brought)
 
 
 @contextlib.asynccontextmanager

@@ -70,6 +70,11 @@ class Settings(_FromEnvironment):
         None, description="Certificate chain for `tls_port`, PEM. Default: certificates of our own (`forkyard ca`)."
     )
     tls_key_file: Path | None = Field(None, description="Private key of `tls_cert_file`, PEM.")
+    tls_cert_dir: Path | None = Field(
+        None,
+        description="Directory of more certificates for `tls_port`, each for the names it is made for: `NAME.pem` with its key "
+        "in it or in `NAME.key`, or `NAME/fullchain.pem` with `NAME/privkey.pem`.",
+    )
     dns_servers: str | None = Field(
         None,
         description="Name servers asked for the records of domains: `9.9.9.9, 127.0.0.1:5353`. Default: this host's.",

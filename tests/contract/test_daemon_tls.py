@@ -127,10 +127,11 @@ def test_the_authority_is_the_same_after_a_restart(tmp_path: Path) -> None:
     assert certificates[0] == certificates[1]
 
 
-@pytest.mark.parametrize("broken", ["tls_cert_file", "tls_key_file"])
+@pytest.mark.parametrize("broken", ["tls_cert_file", "tls_key_file", "tls_cert_dir"])
 def test_a_certificate_that_cannot_be_used_is_named(broken: str, brought: tuple[Path, Path], tmp_path: Path) -> None:
     files = {"tls_cert_file": brought[0], "tls_key_file": brought[1], broken: tmp_path / "nothing.pem"}
-    refused = pytest.raises(HostFailure, match=r"nothing.pem .*FORKYARD_TLS_CERT_FILE")
+    named = "DIR" if broken == "tls_cert_dir" else "FILE"
+    refused = pytest.raises(HostFailure, match=rf"nothing.pem .*FORKYARD_TLS_CERT_{named}")
     with refused, running(tmp_path / "d", tls_port=0, **files):
         raise AssertionError("it started")
 

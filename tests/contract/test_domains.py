@@ -20,6 +20,7 @@ from websockets.asyncio.server import ServerConnection, serve
 
 from forkyard.errors import HostFailure
 from forkyard.gateway import tls
+from forkyard.gateway.certificates import Brought
 from forkyard.gateway.server import Server, configured
 from forkyard.net.authority import Authority
 
@@ -183,7 +184,7 @@ async def test_https_with_certificates_of_our_own(yard: Yard, zone: Zone, tmp_pa
     authority = await asyncio.to_thread(Authority.load_or_make, tmp_path / "ca")
     domains = yard.world.control.domains
     trust = ssl.create_default_context(cadata=authority.certificate_pem)
-    async with backend() as guest, tls_port(yard, tls.made_here(authority, "localhost", domains.is_verified)) as port:
+    async with backend() as guest, tls_port(yard, tls.context(authority, "localhost", domains.is_verified)) as port:
 
         async def ask(name: str | None) -> str:
             """The answer, to a client that insists on the certificate being for this name."""
@@ -217,32 +218,97 @@ async def test_websockets_over_tls(yard: Yard, tmp_path: Path) -> None:
     trust = ssl.create_default_context(cadata=authority.certificate_pem)
     async with (
         serve(echo, "127.0.0.1", 0) as guest,
-        tls_port(yard, tls.made_here(authority, "localhost", lambda _: False)) as port,
+        tls_port(yard, tls.context(authority, "localhost", lambda _: False)) as port,
     ):
         name = f"{guest.sockets[0].getsockname()[1]}-{yard.sandbox_id}.localhost"
         async with connect(f"wss://{name}:{port}/", host="127.0.0.1", port=port, ssl=trust, proxy=None) as socket:
             assert await socket.recv() == "https"
 
 
-async def test_https_with_a_certificate_that_the_user_brings(yard: Yard, tmp_path: Path) -> None:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "brought")])
+def put_certificate(chain: Path, key_file: Path, *names: str, key: ec.EllipticCurvePrivateKey | None = None) -> None:
+    """One that signs itself, in place of what was there."""
+    own = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
     now = datetime.now(UTC)
     certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        x509.CertificateBuilder(subject, subject, own.public_key(), x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("brought.test")]), critical=False)
-        .sign(key, hashes.SHA256())
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False)
+        .sign(own, hashes.SHA256())
     )
-    cert_file, key_file = tmp_path / "cert.pem", tmp_path / "key.pem"
-    cert_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    key_file.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    trust = ssl.create_default_context(cafile=cert_file)
-    async with tls_port(yard, tls.brought(cert_file, key_file)) as port:
-        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust, server_hostname="brought.test")
-        writer.close()
+    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    shown = (key or own).private_bytes(encoding, form, serialization.NoEncryption())
+    chain.parent.mkdir(exist_ok=True)
+    for path, content in ((key_file, shown), (chain, certificate.public_bytes(encoding))):
+        new = path.with_suffix(".new")
+        new.write_bytes(content)
+        new.replace(path)
+
+
+async def shown_names(port: int, name: str | None) -> list[str]:
+    """Whom the certificate is for that a client sees who asks for this name."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=name or "")
+    shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    certificate = x509.load_der_x509_certificate(shown)
+    found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return found.get_values_for_type(x509.DNSName)
+
+
+async def test_each_name_is_shown_the_certificate_for_it(yard: Yard, tmp_path: Path) -> None:
+    authority = await asyncio.to_thread(Authority.load_or_make, tmp_path / "ca")
+    first, more = (tmp_path / "cert.pem", tmp_path / "key.pem"), tmp_path / "more"
+    put_certificate(*first, "*.brought.test", "brought.test")
+    more.mkdir()
+    put_certificate(more / "one.pem", more / "one.key", "one.test")
+    put_certificate(more / "two" / "fullchain.pem", more / "two" / "privkey.pem", "two.test", "*.two.test")
+    (more / "README").write_text("not one of them")
+    mapped = ("one.test", "app.two.test", "bare.test")
+    context = tls.context(authority, "brought.test", mapped.__contains__, Brought(first, more))
+    async with tls_port(yard, context) as port:
+        for name in ("3000-x.brought.test", "brought.test", "stranger.test", "localhost", None):
+            assert await shown_names(port, name) == ["*.brought.test", "brought.test"]
+        assert await shown_names(port, "ONE.test") == ["one.test"]
+        assert await shown_names(port, "app.two.test") == ["two.test", "*.two.test"]
+        assert await shown_names(port, "bare.test") == ["bare.test"]  # of our own authority
+    async with tls_port(yard, tls.context(authority, "localhost", mapped.__contains__, Brought(None, more))) as port:
+        assert await shown_names(port, "one.test") == ["one.test"]
+        assert "localhost" in await shown_names(port, "localhost")
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await shown_names(port, "stranger.test")
+
+
+async def test_a_certificate_that_was_renewed_is_shown_without_a_restart(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Brought, "look_every_s", 0.0)
+    authority = await asyncio.to_thread(Authority.load_or_make, tmp_path / "ca")
+    first, more = (tmp_path / "cert.pem", tmp_path / "key.pem"), tmp_path / "more"
+    put_certificate(*first, "old.test")
+    more.mkdir()
+    async with tls_port(yard, tls.context(authority, "old.test", lambda _: False, Brought(first, more))) as port:
+        assert await shown_names(port, None) == ["old.test"]
+        put_certificate(*first, "half.test", key=ec.generate_private_key(ec.SECP256R1()))  # half of it is there
+        assert await shown_names(port, None) == ["old.test"]
+        put_certificate(*first, "new.test", "old.test")
+        for name in (None, "old.test", "new.test"):
+            assert await shown_names(port, name) == ["new.test", "old.test"]
+        put_certificate(more / "late.pem", more / "late.key", "late.test")
+        assert await shown_names(port, "late.test") == ["late.test"]
+        (more / "late.pem").unlink()
+        assert await shown_names(port, "late.test") == ["new.test", "old.test"]
+
+
+def test_a_certificate_that_cannot_be_used_is_said_by_its_setting(tmp_path: Path) -> None:
+    chain, key = tmp_path / "a" / "cert.pem", tmp_path / "a" / "cert.key"
+    put_certificate(chain, key, "a.test")
     with pytest.raises(HostFailure, match="FORKYARD_TLS_CERT_FILE"):
-        tls.brought(cert_file, tmp_path / "none.pem")
+        Brought((chain, tmp_path / "none.pem"))
+    with pytest.raises(HostFailure, match="FORKYARD_TLS_CERT_DIR"):
+        Brought(None, tmp_path / "none")
+    key.write_text("nonsense")
+    with pytest.raises(HostFailure, match=r"cert\.pem .*FORKYARD_TLS_CERT_DIR"):
+        Brought(None, tmp_path / "a")
