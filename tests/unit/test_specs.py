@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +270,37 @@ def test_a_unit_holds_what_was_asked_for() -> None:
     assert 'Environment="A=x \\"50%%\\" \\\\ \\n"' in text.splitlines()
     assert "After=db.service" in text.splitlines()
     assert units.asked("[Unit]\n[X-Forkyard]\nService={not json") is None
+
+
+def test_a_service_may_be_started_only_so_often() -> None:
+    limited = units.unit(Service(name="web", exec="x", start_limit=4, start_limit_s=60), "/bin/sh").splitlines()
+    assert {"StartLimitIntervalSec=60", "StartLimitBurst=4"} <= set(limited)
+    assert "StartLimitIntervalSec=0" in units.unit(Service(name="web", exec="x"), "/bin/sh").splitlines()
+
+
+@pytest.mark.parametrize(
+    ("states", "ready", "code"),
+    [
+        (["NRestarts=0\nActiveState=active"], "true", 0),
+        (["NRestarts=0\nActiveState=failed"], "false", 3),
+        (["ActiveState=inactive\nNRestarts=0"], "false", 3),
+        ([f"NRestarts={count}\nActiveState=activating" for count in range(units.CRASHES + 1)], "false", 4),
+        ([f"ActiveState=active\nNRestarts={count}" for count in range(units.CRASHES + 1)], "false", 4),
+    ],
+)
+def test_who_waits_for_a_service_is_told_when_it_ends_again_and_again(
+    tmp_path: Path, states: list[str], ready: str, code: int
+) -> None:
+    for number, state in enumerate(states):
+        (tmp_path / str(number)).write_text(state + "\n")
+    last = len(states) - 1
+    (tmp_path / "systemctl").write_text(
+        f"#!/bin/sh\ncd {tmp_path}; n=$(cat n 2>/dev/null || echo 0); cat $n; [ $n -eq {last} ] || echo $((n+1)) > n\n"
+    )
+    (tmp_path / "systemctl").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "FORKYARD_READY": ready}
+    script = units.wait_script(Service(name="web", exec="x"))
+    assert subprocess.run(["sh", "-c", script], env=env, timeout=60).returncode == code
 
 
 def test_a_service_has_any_name_that_a_unit_has() -> None:

@@ -68,15 +68,18 @@ async def do_steps(guest: Guest, layer: Layer, tell: Telling, clone: Clone, mate
     while waiting:
         number, step = waiting.pop(0)
         context = context.after(step)
-        together = [step]
+        together = [(number, step)]
         while step.service is not None and waiting and waiting[0][1].service is not None:
-            together.append(waiting.pop(0)[1])  # one may need the next: systemd must know them all first
+            together.append(waiting.pop(0))  # one may need the next: systemd must know them all first
         began = time.monotonic()
         tell.step(number, shown(step), None)
         try:
-            await _Doing(guest, context, tell, clone, number, step, materials).do(together)
+            await _Doing(guest, context, tell, clone, number, step, materials).do([one for _, one in together])
         except ServiceNotReady as error:
             unit = UnitState.model_validate(error.details["unit"])
+            number, step = next(
+                (pair for pair in together if pair[1].service and pair[1].service.name == unit.name), (number, step)
+            )
             raise StepFailed(number, shown(step), error.message, unit.exit_code, unit.log) from error
         except ForkyardError as error:
             raise StepFailed(number, shown(step), error.message) from error

@@ -1,4 +1,4 @@
-"""`services ls | add | logs | start | stop | restart | rm`."""
+"""`services ls | show | add | logs | start | stop | restart | rm`."""
 
 from __future__ import annotations
 
@@ -44,6 +44,25 @@ def ls(app: App, sandbox_id: str) -> None:
     )
 
 
+@services_command.command("show", cls=Verb)
+@click.argument("sandbox_id", metavar="ID")
+@click.argument("name")
+@pass_app
+def show_one(app: App, sandbox_id: str, name: str) -> None:
+    """Show the state of a service, and what it was made of."""
+    with app.client() as client:
+        info = find_sandbox(client, sandbox_id).services.get(name)
+    if app.json:
+        app.print_json(info)
+        return
+    ended = "" if info.exit_code is None or info.pid is not None else f", last ended with {info.exit_code}"
+    click.echo(f"{info.name}: {info.active} ({info.sub}, {info.result}), {info.restarts} restarts{ended}")
+    made_of = {} if info.service is None else info.service.model_dump(mode="json", exclude_defaults=True)
+    for field, value in made_of.items():
+        if field != "name":
+            click.echo(f"  {field}: {value}")
+
+
 @services_command.command("add", cls=Verb)
 @click.argument("sandbox_id", metavar="ID")
 @click.argument("name")
@@ -52,20 +71,29 @@ def ls(app: App, sandbox_id: str) -> None:
 @click.option("--ready", metavar="COMMAND", help="Exits with 0 once the service answers.")
 @click.option("--ready-timeout", "ready_timeout_s", type=seconds, help="Default: 2m.")
 @click.option("--restart", type=click.Choice(["no", "on-failure", "on-abnormal", "always"]))
+@click.option("--restart-pause", "restart_s", type=seconds, help="Before a restart. Default: 1s.")
+@click.option("--start-limit", type=int, help="So many starts within 10s, or --start-limit-time, and it has failed.")
+@click.option("--start-limit-time", "start_limit_s", type=seconds)
+@click.option("--watchdog", "watchdog_s", type=seconds, help="It must say so this often that it is alive (sd_notify).")
 @click.option("--env", "-e", multiple=True, callback=pairs, metavar="KEY=VALUE")
 @click.option("--user")
+@click.option("--group", help="Default: that of the user.")
 @click.option("--workdir")
 @click.option("--after", multiple=True, help="A service to wait for. May be repeated.")
+@click.option("--requires", multiple=True, help="A service that must run, and is waited for. May be repeated.")
+@click.option("--on-failure", multiple=True, help="A service to start when it fails. May be repeated.")
+@click.option("--wanted-by", multiple=True, help="What pulls it in at boot. Default: multi-user.target.")
+@click.option("--disabled", is_flag=True, help="Do not start it at boots from disk.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until it is ready.")
 @pass_app
 def add(
-    app: App, /, sandbox_id: str, name: str, exec: str | None, no_wait: bool, after: tuple[str, ...], **options: Any
+    app: App, /, sandbox_id: str, name: str, exec: str | None, no_wait: bool, disabled: bool, **options: Any
 ) -> None:
     """Start a service, and wait until it is ready. One of the same name is replaced. Without a command it is what the
     image of the sandbox says: its ENTRYPOINT and CMD."""
-    request = given(options)
-    if after:
-        request["after"] = list(after)
+    request = {name: list(value) if isinstance(value, tuple) else value for name, value in given(options).items()}
+    if disabled:
+        request["enabled"] = False
     with app.client() as client:
         info = find_sandbox(client, sandbox_id).services.add(name, exec, wait=not no_wait, **request)
     _print(app, info)

@@ -21,7 +21,7 @@ from forkyard.models.specs import Service, start_order
 #: For what systemd itself does.
 SYSTEMD_S = 120.0
 LOG_LINES = 40
-LIST_BYTES = 4 * 2**20
+LIST_BYTES = LOG_BYTES = 4 * 2**20
 #: There if systemd is what booted the machine.
 _BOOTED = "/run/systemd/system"
 Verb = Literal["start", "stop", "restart"]
@@ -135,7 +135,10 @@ async def _start(guest: Guest, service: Service, verb: Verb, *, wait: bool = Tru
     waited = await run(guest, spec)
     if not waited.ok:
         late = f"was not ready within {service.ready_timeout_s:g} s: `{ready}` did not succeed"
-        raise await _not_ready(guest, service, late if waited.timed_out else "ended before it was ready")
+        early = (
+            "ended before it was ready" if waited.exit_code != 4 else f"ended {units.CRASHES} times before it was ready"
+        )
+        raise await _not_ready(guest, service, late if waited.timed_out else early)
 
 
 async def _not_ready(guest: Guest, service: Service, what: str) -> ServiceNotReady:
@@ -163,7 +166,8 @@ async def _found(guest: Guest, name: str) -> ServiceInfo:
 
 async def journal(guest: Guest, name: str, lines: int = LOG_LINES) -> str:
     unit = shlex.quote(units.unit_name(name))
-    return (await _systemd(guest, f"journalctl --no-pager -q -o short-iso -n {lines} -u {unit}")).tail
+    command = f"journalctl --no-pager -q -o short-iso -n {lines} -u {unit}"
+    return (await run(guest, ExecSpec(command, timeout_s=SYSTEMD_S, label="services"), keep_bytes=LOG_BYTES)).tail
 
 
 async def unit_state(guest: Guest, name: str) -> UnitState:

@@ -21,6 +21,8 @@ SCRIPTS = "/opt/forkyard/services"
 _SECTION = "[X-Forkyard]"
 PROPERTIES = "Id,ActiveState,SubState,Result,ExecMainStatus,MainPID,NRestarts,UnitFileState,LoadState"
 MARK = "::forkyard::"
+#: One that has ended so often before it was ready has failed, though systemd would go on starting it.
+CRASHES = 5
 
 
 def unit_name(name: str) -> str:
@@ -54,7 +56,9 @@ def unit(service: Service, shell: str) -> str:
     lines += [f"After={' '.join(after)}"] if after else []
     lines += [f"Requires={' '.join(map(unit_name, service.requires))}"] if service.requires else []
     lines += [f"OnFailure={' '.join(map(unit_name, service.on_failure))}"] if service.on_failure else []
-    lines += ["StartLimitIntervalSec=0", "", "[Service]", f"Type={service.type}"]
+    lines += [f"StartLimitIntervalSec={service.start_limit_s if service.start_limit is not None else 0:g}"]
+    lines += [f"StartLimitBurst={service.start_limit}"] if service.start_limit is not None else []
+    lines += ["", "[Service]", f"Type={service.type}"]
     lines += [f"ExecStart={shell} {SCRIPTS}/{service.name}.sh"]
     lines += ["NotifyAccess=all"] if service.type == "notify" or service.watchdog_s else []
     remains = service.type == "oneshot" if service.remain is None else service.remain
@@ -129,14 +133,15 @@ def _number(text: str | None) -> int | None:
 
 
 def wait_script(service: Service) -> str:
-    """Ends with 0 when it is ready, with 3 when it has failed."""
+    """Ends with 0 when it is ready, with 3 when it has failed, with 4 when it ends again and again."""
     name = shlex.quote(unit_name(service.name))
     return f"""
 while ! timeout 30 "$(command -v bash || echo sh)" -c "$FORKYARD_READY" >/dev/null 2>&1; do
-  case $(systemctl show --property=ActiveState --value -- {name}) in
-    failed) exit 3 ;;
-    inactive) exit 3 ;;
-  esac
+  state=$(systemctl show --property=ActiveState,NRestarts -- {name})
+  case $state in *=failed*|*=inactive*) exit 3 ;; esac
+  restarts=${{state##*NRestarts=}}
+  restarts=${{restarts%%[!0-9]*}}
+  [ "${{restarts:-0}}" -lt {CRASHES} ] || exit 4
   sleep 0.2
 done
 """

@@ -235,6 +235,13 @@ class Service(Part):
     ready_timeout_s: float = Field(120.0, gt=0, le=86400)
     restart: Literal["no", "on-failure", "on-abnormal", "always"] = "no"
     restart_s: float = Field(1.0, ge=0, le=3600, description="Pause before a restart.")
+    start_limit: int | None = Field(
+        None,
+        ge=1,
+        le=10000,
+        description="So many starts within `start_limit_s`, and it has failed for good. Default: none.",
+    )
+    start_limit_s: float = Field(10.0, gt=0, le=86400)
     env: dict[Name, Setting] = Field(default_factory=dict, max_length=256)
     user: Owner | None = Field(None, description="Default: that of the spec at this step, else root.")
     group: Owner | None = Field(None, description="Default: that of the user.")
