@@ -11,7 +11,7 @@ import pytest
 from forkyard.guest.base import Guest
 
 from ..contract.sdk_daemon import Daemon, running_daemon  # noqa: TID252
-from .e2b_wire import api_of, is_error, made
+from .e2b_wire import api_of, envd_of, is_error, made, ran
 
 
 @pytest.fixture(scope="module")
@@ -150,3 +150,71 @@ def test_a_path_below_a_template_that_nobody_serves_says_so(api: httpx.Client, p
     answer = api.get(path)
     assert answer.status_code == 501
     assert is_error(answer)
+
+
+# ── headers that are put into requests ───────────────────────────────────────────────────────────────────────────
+
+KEY = "sk-that-nobody-sees"
+
+
+@pytest.fixture(scope="module")
+def stored(api: httpx.Client) -> str:
+    assert api.post("/secrets", json={"name": "openai-key", "value": KEY}).status_code == 201
+    return "${e2b.secrets.openai-key}"
+
+
+def rules(value: str, host: str = "api.example.com") -> dict[str, Any]:
+    return {host: [{"transform": {"headers": {"Authorization": f"Bearer {value}", "X-Team": "red"}}}]}
+
+
+def added(daemon: Daemon, sandbox: dict[str, str]) -> list[tuple[str, str, str]]:
+    (network,) = [
+        one.network for key, one in daemon.host.world.machines.items() if key.sandbox_id == sandbox["sandboxID"]
+    ]
+    assert network is not None
+    return [(one.host, one.name, one.value) for one in network.headers]
+
+
+def test_a_stored_secret_is_put_into_requests_and_never_into_the_sandbox(
+    daemon: Daemon, api: httpx.Client, stored: str
+) -> None:
+    sandbox = made(api, network={"rules": rules(stored)})
+    path = f"/sandboxes/{sandbox['sandboxID']}"
+    wanted = [("api.example.com", "Authorization", f"Bearer {KEY}"), ("api.example.com", "X-Team", "red")]
+    assert added(daemon, sandbox) == wanted
+    assert looked_at(api, sandbox)["network"] == {"rules": rules(stored)}
+    assert api.put(f"{path}/network", json={}).status_code == 204
+    assert added(daemon, sandbox) == []
+    assert api.put(f"{path}/network", json={"rules": rules(stored), "denyOut": ["0.0.0.0/0"]}).status_code == 204
+    assert added(daemon, sandbox) == wanted
+    with envd_of(daemon, sandbox) as envd:
+        environment = ran(envd, "env")
+        assert KEY not in environment
+        assert "REQUESTS_CA_BUNDLE=" in environment
+    assert api.post("/secrets/openai-key", json={"value": "sk-another"}).status_code == 200
+    assert added(daemon, sandbox)[0][2] == "Bearer sk-another"
+    assert api.delete(path).status_code == 204
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        (rules("${e2b.secrets.nothing}"), "no secret 'nothing' is stored"),
+        (rules("${e2b.iam.tokens.aws}"), "api.example.com"),
+        (rules("x", "10.1.2.3"), "10.1.2.3"),
+        (rules("x", "10.0.0.0/8"), "10.0.0.0/8"),
+        (rules("a\r\nb: c"), "control characters"),
+        ({"a.example": [{"transform": {"body": "x"}}]}, "rules.a.example.0.transform.body"),
+        ({"a.example": "x"}, "rules.a.example"),
+    ],
+)
+def test_a_rule_that_cannot_be_followed_is_refused(
+    api: httpx.Client, sandbox: dict[str, str], rule: dict[str, Any], says: str
+) -> None:
+    for answer in (
+        api.post("/v2/sandboxes", json={"templateID": "base", "network": {"rules": rule}}),
+        api.put(f"/sandboxes/{sandbox['sandboxID']}/network", json={"rules": rule}),
+    ):
+        assert answer.status_code == 400, answer.text
+        assert is_error(answer)
+        assert says in answer.json()["message"]

@@ -224,6 +224,58 @@ async def test_adopted_machines_get_their_network_back(world: World) -> None:
     assert network(world, info["id"]).injections["GITHUB_TOKEN"].value == VALUE
 
 
+# ── headers ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def with_header(value: str, name: str = "Authorization") -> dict[str, Any]:
+    return {"egress": {"preset": "open", "headers": [{"domain": "api.test", "name": name, "value": value}]}}
+
+
+def headers_of(world: World, sandbox_id: str) -> list[tuple[str, str]]:
+    return [(header.name, header.value) for header in network(world, sandbox_id).headers]
+
+
+async def test_a_header_has_the_stored_secret_as_it_is_now(world: World) -> None:
+    await world.client.put("/secrets/MY_KEY", json={"value": VALUE})
+    info = await created(world, network=with_header("Bearer ${secrets.MY_KEY}"))
+    assert headers_of(world, info["id"]) == [("Authorization", f"Bearer {VALUE}")]
+    assert VALUE not in (await world.client.get(f"/sandboxes/{info['id']}")).text
+    await world.client.put("/secrets/MY_KEY", json={"value": "another"})
+    assert headers_of(world, info["id"]) == [("Authorization", "Bearer another")]
+    await world.client.delete("/secrets/MY_KEY")
+    assert headers_of(world, info["id"]) == []
+
+
+async def test_headers_are_changed_with_the_policy_and_kept_by_forks_but_not_by_snapshots(world: World) -> None:
+    await world.client.put("/secrets/MY_KEY", json={"value": VALUE})
+    info = await created(world)
+    path = f"/sandboxes/{info['id']}"
+    changed = await world.client.patch(path, json={"network": with_header("${secrets.MY_KEY}", "X-Api-Key")})
+    assert changed.status_code == 200, changed.text
+    assert headers_of(world, info["id"]) == [("X-Api-Key", VALUE)]
+    (child,) = (await world.client.post(f"{path}/fork", json={"count": 1})).json()["children"]
+    assert headers_of(world, child["sandbox"]["id"]) == [("X-Api-Key", VALUE)]
+    snapshot = (await world.client.post(f"{path}/snapshots", json={})).json()["id"]
+    other = await created(world, snapshot=snapshot)
+    assert other["network"]["egress"]["preset"] == "open"
+    assert headers_of(world, other["id"]) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "says"),
+    [
+        ("${secrets.nothing}", "Authorization", "no secret 'nothing' is stored"),
+        ("a\r\nb: c", "Authorization", "control characters"),
+        ("x", "Transfer-Encoding", "how a request is sent"),
+        ("x", "a b", "pattern"),
+    ],
+)
+async def test_a_header_that_cannot_be_is_refused(world: World, value: str, name: str, says: str) -> None:
+    refused = await world.client.post("/sandboxes", json={"network": with_header(value, name)})
+    assert refused.status_code in (400, 422)
+    assert says in refused.text
+
+
 # ── secrets ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

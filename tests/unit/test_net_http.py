@@ -14,7 +14,7 @@ import pytest
 
 from forkyard.models.network import EgressPolicy
 from forkyard.net.authority import Authority
-from forkyard.net.base import Injection, Network
+from forkyard.net.base import Header, Injection, Network
 from forkyard.net.http import HttpInterceptor
 from forkyard.net.outside import Intercepted, tcp_connect
 from forkyard.net.outside import Request as HttpRequest
@@ -226,6 +226,35 @@ async def test_without_tls_no_value_is_put_in(world: World) -> None:
         world.port = plain.sockets[0].getsockname()[1]
         await world.ask(f"GET /echo\nAuthorization: {PLACEHOLDER}", tls=False)
     assert world.server.asked[0].headers["authorization"] == PLACEHOLDER
+
+
+async def test_a_header_of_the_policy_is_put_in_and_its_secret_does_not_come_back(world: World) -> None:
+    added = (
+        Header(NAME, "Authorization", f"Bearer {VALUE}", (VALUE,)),
+        Header("*.test", "X-Team", "red"),
+        Header("other.test", "X-Other", "1"),
+    )
+    world.network = Network(headers=added)
+    assert world.interceptor.wants(world.network, NAME, True)
+    assert not world.interceptor.wants(world.network, NAME, False)
+    assert not world.interceptor.wants(world.network, "example.org", True)
+    assert world.network.intercepts
+    _, _, body = await world.ask("GET /echo\nauthorization: of the guest\nX-TEAM: blue")
+    sent = world.server.asked[0].headers
+    assert (sent["authorization"], sent["x-team"], "x-other" in sent) == (f"Bearer {VALUE}", "red", False)
+    assert b"authorization: Bearer " + b"*" * len(VALUE) in body
+    assert b"x-team: red" in body
+    assert b"of the guest" not in body
+
+
+async def test_without_tls_no_header_of_the_policy_is_put_in(world: World) -> None:
+    added = (Header(NAME, "Authorization", f"Bearer {VALUE}", (VALUE,)),)
+    world.network = Network(EgressPolicy(record="x"), headers=added)
+    plain = await asyncio.start_server(world.server, "127.0.0.1", 0)
+    async with plain:
+        world.port = plain.sockets[0].getsockname()[1]
+        await world.ask("GET /echo", tls=False)
+    assert "authorization" not in world.server.asked[0].headers
 
 
 async def test_a_server_whose_certificate_is_not_trusted_gets_nothing(world: World, tmp_path: Path) -> None:

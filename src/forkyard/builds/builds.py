@@ -127,7 +127,7 @@ class Builds:
     async def create(self, request: BuildCreate, *, key_id: str = "") -> BuildInfo:
         """Returns when it has begun."""
         await self._drawing.check(request.spec)
-        self._control.networks.check(request.network)
+        await self._control.networks.check(request.network)
         if len(self._tasks) >= MAX_RUNNING:
             raise NoCapacity(f"{MAX_RUNNING} builds run already; wait for one of them", retry_after_s=5)
         asked = request.model_dump(mode="json", exclude={"registry"})

@@ -8,7 +8,7 @@ about a connection (`net`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 
 import structlog
@@ -21,7 +21,7 @@ from forkyard.hosts.base import Incarnation
 from forkyard.lifecycle import ENDED, State
 from forkyard.models.network import MAX_RULES, EgressRule, NetworkPolicy
 from forkyard.net.authority import Authority
-from forkyard.net.base import Injection, Network, Service, Traffic
+from forkyard.net.base import Header, Injection, Network, Service, Traffic
 from forkyard.net.recordings import Recordings
 from forkyard.store.records import SandboxRecord
 
@@ -64,6 +64,7 @@ class Networks:
                 continue
             if value is not None:
                 injections[name] = Injection(secret.placeholder, value, secret.hosts, secret.header, secret.format)
+        headers = [header async for header in self._headers(record)]
         services: dict[str, Service] = {}
         for some in self.services:
             services |= await some(record)
@@ -72,7 +73,17 @@ class Networks:
         if not fresh:  # its door counts these itself; one that is shut has none
             here = self._ground.host.traffic(machine(record))
             spent_bytes -= here.bytes_out + here.bytes_in
-        return Network(record.network.egress, injections, services, max(0, spent_bytes))
+        return Network(record.network.egress, injections, services, tuple(headers), max(0, spent_bytes))
+
+    async def _headers(self, record: SandboxRecord) -> AsyncIterator[Header]:
+        for wanted in record.network.egress.headers:
+            try:
+                header = await self._secrets.header(wanted)
+            except ForkyardError as error:  # the sandbox lives on without it
+                log.error("header left out", sandbox=record.id, header=wanted.name, error=error.message)
+                continue
+            if header is not None:
+                yield header
 
     def env(self, record: SandboxRecord) -> dict[str, str]:
         """For every exec: its own, and where secrets are meant, their placeholders."""
@@ -101,8 +112,9 @@ class Networks:
         else:
             await self._ground.store.note_trust(record.id, wanted)
 
-    def check(self, network: NetworkPolicy) -> None:
+    async def check(self, network: NetworkPolicy) -> None:
         """Before it is taken on."""
+        await self._secrets.check_headers(network.egress.headers)
         replay = network.egress.replay
         if replay is not None and self._recordings is not None and not self._recordings.exists(replay):
             raise InvalidRequest(
@@ -116,7 +128,7 @@ class Networks:
     async def set(self, sandbox_id: str, network: NetworkPolicy) -> None:
         """From now on, also for open connections; of one that sleeps, when it wakes."""
         network.egress.check_rules()
-        self.check(network)
+        await self.check(network)
         await self._change(sandbox_id, lambda _: network)
 
     async def add_rule(self, sandbox_id: str, rule: EgressRule) -> None:
@@ -163,7 +175,8 @@ class Networks:
     async def secret_changed(self, name: str) -> None:
         """Of the stored secrets; sandboxes that use it get what it is now."""
         for record in await self._ground.store.list_sandboxes(states=[State.RUNNING]):
-            if name in record.secrets and record.secrets[name].sealed is None:
+            named = any(name in header.secret_names for header in record.network.egress.headers)
+            if named or (name in record.secrets and record.secrets[name].sealed is None):
                 await self._reapply(record.id)
 
     async def restore(self) -> None:
@@ -231,7 +244,7 @@ class Networks:
 
 def intercepts(record: SandboxRecord) -> bool:
     egress = record.network.egress
-    return bool(record.secrets) or egress.record is not None or egress.replay is not None
+    return bool(record.secrets or egress.headers) or egress.record is not None or egress.replay is not None
 
 
 def _with_rule(rule: EgressRule, policy: NetworkPolicy) -> NetworkPolicy:

@@ -185,9 +185,10 @@ class Sandboxes:
             public_env = {**origin.public_env, **public_env}
             env = {**{name: value for name, value in public_env.items() if name not in request.secrets}, **env}
             if "network" not in request.model_fields_set:
-                network = origin.network
+                egress = origin.network.egress.model_copy(update={"headers": []})
+                network = origin.network.model_copy(update={"egress": egress})
         request.network.egress.check_rules()
-        self._networks.check(network)
+        await self._networks.check(network)
         volumes = await self._volumes.wanted(request, () if origin is None else copies(origin.volumes))
         env = {**self._volumes.environment(request), **env}
         for name in request.secrets.keys() & env.keys():
@@ -207,7 +208,7 @@ class Sandboxes:
             checkpoint_every_s=request.checkpoint_every_s,
             checkpoints_kept=request.checkpoints_kept,
             network=network,
-            # Not those of the origin: whoever may use a snapshot need not be who may use its secrets.
+            # Not those of the origin, nor its headers: whoever may use a snapshot need not be who may use its secrets.
             secrets=await self._secrets.sealed(request.secrets, origin.secrets if origin else None),
             identity_id=await self._identity(request.identity),
             trusts_ca=trusts_ca,

@@ -11,15 +11,17 @@ import base64
 import hashlib
 import hmac
 import os
+import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from forkyard.errors import HostFailure, InvalidRequest, NotFound
-from forkyard.models.network import Secret, SecretInfo
+from forkyard.models.network import SECRET_IN_TEXT, EgressHeader, Secret, SecretInfo
+from forkyard.net.base import Header
 from forkyard.store.records import SealedSecret
 from forkyard.store.secrets import SecretRecord
 from forkyard.store.sql import Store
@@ -27,6 +29,8 @@ from forkyard.store.sql import Store
 _KEY_BYTES = 32
 _NONCE_BYTES = 12
 _TELLING_BYTES = 8
+#: What is in these is not to be repeated to a sandbox, wherever it is from.
+_PRIVATE = re.compile(r"auth|cookie|token|secret|key|password", re.IGNORECASE)
 
 
 class Vault:
@@ -156,6 +160,33 @@ class Secrets:
 
     def digest(self, value: str) -> str:
         return self._vault.digest(value)
+
+    # ── in texts ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def check_headers(self, headers: Iterable[EgressHeader]) -> None:
+        """Before they are taken on: that what they name is there."""
+        for number, header in enumerate(headers):
+            for name in header.secret_names:
+                if await self._store.secret(name) is None:
+                    raise InvalidRequest(
+                        f"network.egress.headers.{number}: no secret {name!r} is stored; store it first: "
+                        f"forkyard secrets set {name}",
+                        field=f"network.egress.headers.{number}",
+                    )
+
+    async def header(self, wanted: EgressHeader) -> Header | None:
+        """With the values of the secrets in it. None: one of them is not there any more."""
+        values = {}
+        for name in wanted.secret_names:
+            record = await self._store.secret(name)
+            if record is None:
+                return None
+            values[name] = self._vault.open(name, record.sealed)
+        text = SECRET_IN_TEXT.sub(lambda found: values[found[1]], wanted.value)
+        hidden = tuple(values.values())
+        if not hidden and _PRIVATE.search(wanted.name):
+            hidden = (wanted.value, wanted.value.partition(" ")[2] or wanted.value)
+        return Header(wanted.domain, wanted.name, text, hidden)
 
     async def recognisable(self) -> dict[str, bytes]:
         """By name, the stored ones that would be known again. A short one is found anywhere, by chance."""

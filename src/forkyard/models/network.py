@@ -16,6 +16,15 @@ from forkyard.models.base import Answer, Request
 Preset = Literal["coding", "research", "evaluation", "autonomous", "open", "none"]
 Access = Literal["public", "token", "off"]
 MAX_RULES = 256
+MAX_HEADERS = 64
+#: In the value of an `EgressHeader`.
+SECRET_IN_TEXT = re.compile(r"\$\{secrets\.([^{}]{1,256})\}")
+_FRAMING = frozenset(
+    {
+        *("host", "connection", "content-length", "transfer-encoding", "upgrade", "te", "trailer", "expect"),
+        *("keep-alive", "proxy-connection", "proxy-authorization", "accept-encoding"),
+    }
+)
 Port = Annotated[int, Field(ge=1, le=65535)]
 _PATTERN = (
     r"^(\*|(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?)*)$"
@@ -76,6 +85,31 @@ class EgressRule(Request):
         return None
 
 
+class EgressHeader(Request):
+    """What the door puts into every HTTPS request to a host, in place of what the sandbox sent under this name."""
+
+    domain: DomainPattern
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")
+    value: str = Field(
+        min_length=1,
+        max_length=8192,
+        description="`${secrets.NAME}` is the stored secret of this name, which never enters the sandbox; the rest is kept, "
+        "and shown, as it is.",
+    )
+
+    @model_validator(mode="after")
+    def _harmless(self) -> Self:
+        if self.name.lower() in _FRAMING:
+            raise ValueError(f"{self.name} says how a request is sent, and is not to be changed")
+        if not self.value.isprintable() or self.value != self.value.strip():
+            raise ValueError("the value of a header has no control characters, and no space at its ends")
+        return self
+
+    @property
+    def secret_names(self) -> list[str]:
+        return SECRET_IN_TEXT.findall(self.value)
+
+
 class EgressPolicy(Request):
     """What may leave. The first rule that matches decides; after them those of the preset; what none allows is denied."""
 
@@ -89,6 +123,7 @@ class EgressPolicy(Request):
     bytes_per_s: int | None = Field(None, ge=1024, description="Both ways together.")
     connections_per_minute: int | None = Field(None, ge=1)
     byte_budget: int | None = Field(None, ge=0, description="Both ways together, over the life of the sandbox.")
+    headers: list[EgressHeader] = Field(default_factory=list, max_length=MAX_HEADERS)
     record: RecordingName | None = Field(None, description="Store HTTP and HTTPS exchanges under this name.")
     replay: RecordingName | None = Field(None, description="Answer from this recording, and refuse the rest.")
 

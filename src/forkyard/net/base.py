@@ -37,6 +37,16 @@ class Injection:
 
 
 @dataclass(frozen=True)
+class Header:
+    """Of every request to these hosts, whatever the guest has sent under this name."""
+
+    host: str  # a domain pattern
+    name: str
+    value: str = field(repr=False)
+    hidden: tuple[str, ...] = field(default=(), repr=False)  # what of it must not come back
+
+
+@dataclass(frozen=True)
 class Service:
     """A name inside sandboxes that leads to something on this host."""
 
@@ -52,12 +62,13 @@ class Network:
     egress: EgressPolicy = field(default_factory=lambda: EgressPolicy(preset="none"))
     injections: Mapping[str, Injection] = field(default_factory=dict, repr=False)  # by name of the variable
     services: Mapping[str, Service] = field(default_factory=dict)  # by host name
+    headers: tuple[Header, ...] = field(default=(), repr=False)
     spent_bytes: int = 0  # of the byte budget, by earlier machines of this sandbox
 
     @property
     def intercepts(self) -> bool:
         """Whether it looks into TLS, and so its guest must trust our certificate authority."""
-        return bool(self.injections) or self.egress.record is not None or self.egress.replay is not None
+        return bool(self.injections or self.headers) or self.egress.record is not None or self.egress.replay is not None
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,10 @@ import structlog
 from forkyard.errors import ForkyardError, HostFailure
 from forkyard.models.network import Verdict
 from forkyard.net.authority import Authority
-from forkyard.net.base import Network
-from forkyard.net.injection import Headers, Scrubber, inject, wanted
+from forkyard.net.base import Header, Network
+from forkyard.net.injection import Headers, Scrubber, inject, put, wanted
 from forkyard.net.outside import Intercepted, Interceptor, Request
+from forkyard.net.policy import matches
 from forkyard.net.recordings import Asked, Recordings, Taking
 from forkyard.net.wire import SILENCE_S, Wire, pumped
 
@@ -72,7 +73,7 @@ class HttpInterceptor:
     def wants(self, network: Network, name: str, tls: bool) -> bool:
         if network.egress.record is not None or network.egress.replay is not None:
             return True
-        return tls and bool(wanted(network.injections.values(), name))
+        return tls and bool(wanted(network.injections.values(), name) or _added(network, name))
 
     async def replays(self, network: Network, name: str) -> bool:
         return network.egress.replay is not None and await self._recordings.has_host(network.egress.replay, name)
@@ -98,6 +99,10 @@ class HttpInterceptor:
             stack.callback(session.close)
             await session.run()
             await wire.close()
+
+
+def _added(network: Network, name: str) -> list[Header]:
+    return [one for one in network.headers if matches(one.host, name)]
 
 
 class _Upstream:
@@ -137,6 +142,7 @@ class _Session:
         self._now: _Exchange | None = None
         injections = what.network.injections.values() if what.tls else ()
         self._injections = wanted(injections, what.name)
+        self._added = _added(what.network, what.name) if what.tls else []
 
     def close(self) -> None:
         if self._upstream is not None:
@@ -188,6 +194,8 @@ class _Session:
             await self._replay(egress.replay, request)
             return True
         headers, used = inject(_passed_on(request, recording=egress.record is not None), self._injections)
+        headers, more = put(headers, self._added)
+        used |= more
         if used:  # else we could not see a secret that comes back
             headers = [
                 *((n, v) for n, v in headers if n.lower() != b"accept-encoding"),

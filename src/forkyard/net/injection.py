@@ -1,5 +1,7 @@
 """Secrets in HTTP headers: placeholders out, values in; and values out of what comes back. Pure.
 
+Headers that the policy adds (`put`) are set whatever the guest has sent.
+
 On the way to the hosts of a secret, in its header and nowhere else:
 
 - a header that is the placeholder alone becomes what the secret's `format` says: `Bearer <value>`;
@@ -16,10 +18,12 @@ import base64
 import binascii
 from collections.abc import Iterable
 
-from forkyard.net.base import Injection
+from forkyard.net.base import Header, Injection
 from forkyard.net.policy import matches
 
 Headers = list[tuple[bytes, bytes]]
+#: What is shorter would be found anywhere.
+_TELLING_BYTES = 4
 
 
 def wanted(injections: Iterable[Injection], name: str) -> list[Injection]:
@@ -40,6 +44,17 @@ def inject(headers: Headers, injections: Iterable[Injection]) -> tuple[Headers, 
                     used |= _forms(injection, filled)
         found.append((name, value))
     return found, used
+
+
+def put(headers: Headers, more: Iterable[Header]) -> tuple[Headers, set[bytes]]:
+    """The headers with more of them, the last of each name alone; and what must not come back."""
+    used: set[bytes] = set()
+    for one in more:
+        name, value = one.name.encode("ascii"), one.value.encode()
+        headers = [*((known, text) for known, text in headers if known.lower() != name.lower()), (name, value)]
+        for hidden in one.hidden:
+            used |= {hidden.encode(), base64.b64encode(hidden.encode())}
+    return headers, {form for form in used if len(form) >= _TELLING_BYTES}
 
 
 def _filled(header: bytes, injection: Injection) -> bytes | None:
@@ -71,7 +86,7 @@ def _forms(injection: Injection, header: bytes) -> set[bytes]:
     forms = {value, base64.b64encode(value)}
     if scheme.lower() == b"basic":
         forms.add(credentials.strip())
-    return {form for form in forms if len(form) >= 4}
+    return {form for form in forms if len(form) >= _TELLING_BYTES}
 
 
 class Scrubber:

@@ -33,11 +33,25 @@ class AutoResume(Body):
     enabled: bool = False
 
 
+class Transform(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    headers: dict[str, str] = Field(default_factory=dict, max_length=64)
+
+
+class Rule(BaseModel):
+    """For requests to a host."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    transform: Transform = Field(default_factory=Transform)
+
+
 class Network(Body):
     allow_public: bool | None = Field(None, alias="allowPublicTraffic")
     allow_out: list[Text] = Field(default_factory=list, alias="allowOut", max_length=256)
     deny_out: list[Text] = Field(default_factory=list, alias="denyOut", max_length=256)
-    rules: dict[str, Any] | None = None
+    rules: dict[str, list[Rule]] | None = Field(None, max_length=64)
     egress_proxy: dict[str, Any] | None = Field(None, alias="egressProxy")
     dns_servers: list[Any] | None = Field(None, alias="dnsServers")
     mask_request_host: str | None = Field(None, alias="maskRequestHost")

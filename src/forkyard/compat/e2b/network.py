@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 
 from pydantic import ValidationError
 
 from forkyard.compat.e2b.errors import Refused
 from forkyard.compat.e2b.models import Network
-from forkyard.models.network import EgressPolicy, EgressRule, IngressPolicy, NetworkPolicy
+from forkyard.models.network import (
+    MAX_HEADERS,
+    EgressHeader,
+    EgressPolicy,
+    EgressRule,
+    IngressPolicy,
+    NetworkPolicy,
+)
 
 _EVERYTHING = ("0.0.0.0/0", "::/0")
+#: What `Secret.fill` makes.
+_SECRET = re.compile(r"\$\{e2b\.secrets\.([^{}]{1,256})\}")
 
 
 def policy_of(network: Network | None, allow_internet: bool | None) -> NetworkPolicy:
     """Theirs is open unless told otherwise, and an allowed destination wins over a denied one."""
     given = network or Network()
     for name, value in (
-        ("rules", given.rules),
         ("egressProxy", given.egress_proxy),
         ("dnsServers", given.dns_servers),
         ("maskRequestHost", given.mask_request_host),
@@ -29,13 +38,36 @@ def policy_of(network: Network | None, allow_internet: bool | None) -> NetworkPo
     try:
         rules = [_rule("allow", one) for one in given.allow_out]
         rules += [_rule("deny", one) for one in given.deny_out if one not in _EVERYTHING]
-        egress = EgressPolicy(preset="none" if shut else "open", rules=rules)
+        egress = EgressPolicy(preset="none" if shut else "open", rules=rules, headers=_headers(given))
     except (ValidationError, ValueError):
         raise Refused(
             400, "network.allowOut and denyOut have addresses, networks, or names such as *.example.com"
         ) from None
     ingress = IngressPolicy(access="token" if given.allow_public is False else None)
     return NetworkPolicy(egress=egress, ingress=ingress)
+
+
+def _headers(network: Network) -> list[EgressHeader]:
+    """Of several rules that set one header the last counts."""
+    made = []
+    for host, rules in (network.rules or {}).items():
+        if host.rpartition(".")[2].isdigit() or ":" in host or "/" in host:
+            raise Refused(400, f"network.rules are for names such as api.example.com, not for {host[:80]!r}")
+        for rule in rules:
+            for name, value in rule.transform.headers.items():
+                text = _SECRET.sub(r"${secrets.\1}", value)
+                if "${e2b." in text:
+                    raise Refused(
+                        400, f"network.rules of {host[:253]}: ${{e2b.secrets.NAME}} is filled in, and nothing else"
+                    )
+                try:
+                    made.append(EgressHeader(domain=host, name=name, value=text))
+                except ValidationError as error:
+                    why = error.errors(include_url=False, include_input=False, include_context=False)[0]["msg"]
+                    raise Refused(400, f"network.rules of {host[:253]}, header {name[:80]!r}: {why}"[:500]) from None
+    if len(made) > MAX_HEADERS:
+        raise Refused(400, f"network.rules set at most {MAX_HEADERS} headers")
+    return made
 
 
 def _rule(action: str, destination: str) -> EgressRule:

@@ -13,6 +13,7 @@ import signal
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -22,7 +23,9 @@ from forkyard.compat.e2b import connect, users
 from forkyard.compat.e2b.connect import Message
 from forkyard.compat.e2b.errors import Failed
 from forkyard.control.following import Feed
+from forkyard.control.network import intercepts
 from forkyard.control.plane import ControlPlane
+from forkyard.control.trust import environment
 from forkyard.errors import CommandNotFound
 from forkyard.guest.base import ExecSpec, Exit, Guest, Output
 from forkyard.models import ExecInfo
@@ -51,12 +54,16 @@ class Processes:
         user = users.of(request)
         timeout_s = connect.timeout_s(request)
         spec = _spec(message, user, timeout_s)
+        envs = dict(spec.env)
+        # Of one whose door has come to look into TLS since it was made, programs were not told whom to trust.
+        if intercepts(await self._control.previews.record(sandbox_id)):
+            spec = replace(spec, env={**environment(), **spec.env})
         opened = AsyncExitStack()
         try:
             feed = await opened.enter_async_context(self._control.following.execute(sandbox_id, spec, hold=True))
         except CommandNotFound as error:
             raise _not_started(error, user, spec) from error
-        self._envs[feed.id] = dict(spec.env)
+        self._envs[feed.id] = envs
         while len(self._envs) > _MAX_REMEMBERED:
             self._envs.popitem(last=False)
         return connect.Stream(request, codec, opened, _events(feed, spec.pty), KEEP_ALIVE)
