@@ -477,6 +477,21 @@ def test_a_layer_that_takes_the_place_of_another_leaves_nothing_behind(fy: Forky
     until(lambda: len(fy.snapshots.list()) == before)
 
 
+def test_what_a_daemon_did_not_come_to_keep_goes_when_the_next_begins(fy: Forkyard, daemon: Daemon, done: Path) -> None:
+    lost, named, layer = (fy.builds.create(Spec().run(note(done, word))).wait() for word in ("one", "two", "three"))
+    daemon._run(daemon.builds._control.snapshots.rename(str(named.snapshot_id), "somebodys"))
+    for build in (lost, named):
+        daemon._run(daemon.builds._store.forget_layer(build.layers[0].key, str(build.snapshot_id)))
+    with pytest.raises(BuildFailed) as failed:
+        fy.builds.create(Spec().run("exit 3")).wait()
+    own = fy.sandboxes.create().snapshot()
+    daemon._run(daemon.builds._workshop.sweep())
+    for kept in (named.snapshot_id, layer.snapshot_id, failed.value.details["debug_snapshot_id"], own.id):
+        fy.snapshots.get(str(kept)).delete()
+    with pytest.raises(SnapshotNotFound):
+        fy.snapshots.get(str(lost.snapshot_id))
+
+
 def test_a_machine_to_look_at_is_there_as_long_as_one_of_its_builds(fy: Forkyard, done: Path) -> None:
     spec = Spec().run(f"{note(done, 'begun')}; sleep 0.5; exit 3")
     builds = [fy.builds.create(spec) for _ in range(2)]

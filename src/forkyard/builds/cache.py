@@ -17,7 +17,7 @@ from forkyard.builds.layers import Layer, shown, why_missing
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import ForkyardError
 from forkyard.models import SnapshotInfo
-from forkyard.models.builds import LayerInfo, Pruned
+from forkyard.models.builds import BUILD_LABEL, LayerInfo, Pruned
 from forkyard.store.builds import LayerRecord
 
 log = structlog.get_logger(__name__)
@@ -104,6 +104,20 @@ class LayerCache:
                 self._replaced.setdefault(layer.key, []).append(before)
         await self._evict()
         return snapshot.id
+
+    async def sweep(self) -> None:
+        """Snapshots of build machines that are nobody's layer and nobody's to look at: what a daemon before this one did
+        not come to keep, or to remove. Those with a name are somebody's."""
+        store = self._control.ground.store
+        used: set[str | None] = {record.snapshot_id for record in await store.list_layers()}
+        used |= {(build.failure or {}).get("debug_snapshot_id") for build in await store.list_builds()}
+        for snapshot in await store.list_snapshots():
+            if snapshot.id not in used and snapshot.name is None and await self._is_of_a_build(snapshot.sandbox_id):
+                await self._drop(snapshot.id)
+
+    async def _is_of_a_build(self, sandbox_id: str) -> bool:
+        sandbox = await self._control.ground.store.sandbox(sandbox_id)
+        return sandbox is not None and BUILD_LABEL in sandbox.labels
 
     async def prune(self) -> Pruned:
         """Everything that no build works on."""

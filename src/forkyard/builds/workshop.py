@@ -92,8 +92,9 @@ class Workshop:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def sweep(self) -> None:
-        """Machines that a daemon before this one did not come to remove."""
+        """Machines and snapshots that a daemon before this one did not come to remove."""
         await self._remove(None)
+        await self._cache.sweep()
 
     async def layer(
         self,
