@@ -36,9 +36,9 @@ from ..contract.sdk_daemon import Daemon, running_daemon  # noqa: TID252
 from .clients import clients, places
 
 SOURCES = Path(routes.__file__).parent
-#: Only the newest client has what these are about, and the oldest cannot resize.
+#: Only the newest client has what these are about, and the oldest cannot resize and sends no specs.
 NEWEST_ONLY = re.compile(r"SESSION_|INVALID_SESSION_ID|EXEC_TIMED_OUT")
-NOT_OLDEST = re.compile("RESIZE_VM_")
+NOT_OLDEST = re.compile("RESIZE_VM_|CREATE_VM_.*_(OUT_OF_RANGE|NOT_POWER_OF_TWO)|CONFLICTING_SPEC_SOURCES_ERROR")
 NOBODY = "i" + "0" * 19
 NOT_SERVED = [
     ("POST", "/web/v1/deployment"),
@@ -104,9 +104,14 @@ def test_every_code_is_one_that_clients_know() -> None:
     """Some try again for ever if it is not."""
     used = set()
     for source in SOURCES.glob("*.py"):
-        used |= set(re.findall(r'"([A-Z][A-Z0-9]+(?:_[A-Z0-9]+)+)"', source.read_text()))
-    used |= {f"RESIZE_VM_{what}_{why}" for what in ("VCPU", "MEM") for why in ("OUT_OF_RANGE", "NOT_POWER_OF_TWO")}
+        text = source.read_text()
+        used |= set(re.findall(r'"([A-Z][A-Z0-9]+(?:_[A-Z0-9]+)+)"', text))
+        used |= set(re.findall(r'\b[1-5][0-9]{2}, "([A-Z]+)"', text))
+    for verb in ("RESIZE", "CREATE"):
+        used |= {f"{verb}_VM_{what}_{why}" for what in ("VCPU", "MEM") for why in ("OUT_OF_RANGE", "NOT_POWER_OF_TWO")}
+    used.add("CREATE_VM_ROOTFS_OUT_OF_RANGE")
     assert len(used) > 25
+    assert used > {"UNAUTHORIZED", "FORBIDDEN", "CONFLICT"}
     for client in [*clients("npm", "freestyle"), *clients("npm", "freestyle-sandboxes")]:
         package = Path(places(client.name)[client]) / "node_modules" / client.name
         known = set(re.findall(r'static code = "([A-Z0-9_]+)"', (package / "index.mjs").read_text()))
@@ -211,6 +216,19 @@ def test_a_size_that_cannot_be_is_named(api: httpx.Client, vm: str, body: dict[s
     answer = api.post(f"/v1/vms/{vm}/resize", json=body)
     assert (answer.status_code, answer.json()["code"]) == (400, code)
     assert api.get(f"/v1/vms/{vm}").json()["state"] == "running"
+
+
+def test_what_is_not_served_of_a_create_is_refused(api: httpx.Client) -> None:
+    for body in ({"nics": [{"vpc": "x"}]}, {"udpHolePunchPorts": [{"targetPort": 1}]}):
+        answer = api.post("/v1/vms", json=body)
+        assert (answer.status_code, answer.json()["code"]) == (501, "SERVICE_UNAVAILABLE")
+
+
+def test_a_vm_without_ports_has_no_domain(api: httpx.Client) -> None:
+    made = api.post("/v1/vms", json={"ports": []}).json()
+    assert made["domains"] == []
+    assert api.post(f"/v1/vms/{made['id']}/start", json={}).json()["domains"] == []
+    api.delete(f"/v1/vms/{made['id']}")
 
 
 def test_what_is_no_id_of_a_vm_is_told_from_one_that_is_not_there(api: httpx.Client) -> None:

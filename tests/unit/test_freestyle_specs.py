@@ -154,7 +154,9 @@ def test_users_and_groups_are_made_with_what_is_said_of_them() -> None:
     )
     commands = [step.run.command for step in made.own if step.run is not None]
     assert commands[0] == "groupadd -f -- docker"
-    assert commands[1].endswith("useradd -m -s /bin/bash -u 1234 -c 'Bob B' -G docker -- bob")
+    assert "groupadd -f -- docker && useradd -m -s /bin/bash -u 1234 -c 'Bob B' -G docker -- bob" in commands[1]
+    (only,) = plan(users=[{"name": "svc", "system": True}]).own
+    assert only.run is not None and "useradd -r -M -s /usr/sbin/nologin -d / -- svc" in only.run.command
 
 
 @pytest.mark.parametrize(
@@ -201,6 +203,73 @@ def test_a_dockerfile_is_read_as_those_of_other_specs_are() -> None:
     found = dockerfile.instructions(text)
     assert [one.env for one in found[:2]] == [(("V", "1"),), (("A", "x 1"),)]
     assert [one.value for one in found[2:]] == ["python3 <<EOF\nprint(1)\nEOF", "/srv/1"]
+
+
+@pytest.mark.parametrize(
+    ("image", "steps"),
+    [
+        ("node:22-slim", [{"node": "22"}]),
+        ("docker.io/library/node:v22.1.0-bookworm", [{"node": "22.1.0"}]),
+        ("node:lts", [{"node": "latest"}]),
+        ("python:3.12-slim", [{"python": "3.12"}]),
+        ("oven/bun:1.2", [{"bun": "1.2"}]),
+        ("debian:trixie-slim", []),
+    ],
+)
+def test_images_of_runtimes_are_debian_with_them(image: str, steps: list[dict[str, str]]) -> None:
+    made = plan(spec={"baseImage": {"dockerfileContent": f"FROM {image}\nRUN true"}})
+    assert made.image is None
+    said = [step.model_dump(exclude_none=True) for step in made.cached]
+    assert said[: len(steps)] == steps
+    assert kinds(made.cached)[len(steps) :] == ["run", "layer"]
+
+
+@pytest.mark.parametrize(
+    "image", ["ubuntu:24.04", "node:22-alpine", "registry.example/debian", "debian AS a\nFROM debian"]
+)
+def test_other_images_are_built_as_images_are(image: str) -> None:
+    text = f"FROM {image}\nRUN <<EOF\ntrue\nEOF"
+    made = plan(spec={"baseImage": {"dockerfileContent": text}, **LEAF})
+    spec = made.spec()
+    assert spec.dockerfile is not None and spec.dockerfile.text == text
+    assert kinds(spec.steps) == ["layer"]
+    assert kinds(made.own) == ["run", "files"]
+
+
+def test_a_template_may_hold_templates() -> None:
+    made = plan(template={**LEAF, "template": INNER})
+    assert kinds(made.cached) == ["apt", "service", "layer", "run", "files", "layer"]
+
+
+def test_the_size_of_a_spec_goes_before_what_is_beside_it() -> None:
+    made = plan(vcpuCount=1, memSizeGb=1, rootfsSizeGb=10, spec={"vcpuCount": 2, "snapshot": {"memSizeGb": 4}})
+    assert made.size == {"vcpus": 2, "memory_mib": 4096, "disk_gib": 10}
+    assert plan(vcpuCount=4, template={"vcpuCount": 2}).size == {"vcpus": 4}
+
+
+@pytest.mark.parametrize(
+    ("size", "code"),
+    [
+        ({"vcpuCount": 3}, "CREATE_VM_VCPU_NOT_POWER_OF_TWO"),
+        ({"vcpuCount": 64}, "CREATE_VM_VCPU_OUT_OF_RANGE"),
+        ({"memSizeGb": 3}, "CREATE_VM_MEM_NOT_POWER_OF_TWO"),
+        ({"memSizeGb": 0}, "CREATE_VM_MEM_OUT_OF_RANGE"),
+        ({"rootfsSizeGb": 2}, "CREATE_VM_ROOTFS_OUT_OF_RANGE"),
+        ({"snapshotId": "sc-1", "snapshot": {}}, "CONFLICTING_SPEC_SOURCES_ERROR"),
+    ],
+)
+def test_what_is_wrong_has_the_words_of_clients_that_have_specs(size: dict[str, Any], code: str) -> None:
+    """The oldest has not, and knows other words only."""
+    for body, said in (({"spec": size}, code), ({"template": size}, "CREATE_VM_BAD_REQUEST")):
+        with pytest.raises(Refused) as refused:
+            plan(**body)
+        assert (refused.value.status, refused.value.code) == (400, said)
+
+
+def test_no_ports_are_nothing_to_see() -> None:
+    assert plan(ports=[]).port == specs.NO_PORT
+    assert plan(ports=[{"port": 443, "targetPort": 8000}]).port == 8000
+    assert plan().port is None
 
 
 @pytest.mark.parametrize("text", ["FROM alpine", "FROM debian\nCOPY a b", "RUN <<EOF\nx", "FROM debian\nRUN x \\"])

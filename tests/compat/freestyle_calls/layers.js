@@ -78,7 +78,7 @@ call('VmSpec: a step that fails', async (y) => {
 })
 
 call('VmSpec: what cannot be', async (y) => {
-  const image = new y.sdk.VmBaseImage().from('alpine')
+  const image = new y.sdk.VmBaseImage().from('FROM debian\nCOPY here there')
   await fails('CREATE_VM_BAD_REQUEST', () => y.fs.vms.create({ spec: new y.sdk.VmSpec().baseImage(image) }))
 })
 
@@ -97,6 +97,19 @@ call('VmSpec.vcpuCount, memSizeGb, rootfsSizeGb', async (y) => {
   const { vm, vmId } = await y.fs.vms.create({ spec: new y.sdk.VmSpec().vcpuCount(2).memSizeGb(1).rootfsSizeGb(10) })
   const row = (await y.fs.vms.list()).vms.find((one) => one.id === vmId)
   assert.deepEqual(row.sizing, { vcpuCount: 2, memSizeMib: 1024, rootfsSizeMb: 10240 })
+  await vm.delete()
+})
+
+call('VmSpec.memSizeGb: what cannot be', async (y) => {
+  const of = (spec) => () => y.fs.vms.create({ spec })
+  await fails('CREATE_VM_MEM_NOT_POWER_OF_TWO', of(new y.sdk.VmSpec().memSizeGb(3)))
+  await fails('CREATE_VM_VCPU_OUT_OF_RANGE', of(new y.sdk.VmSpec().vcpuCount(64)))
+}, { since: '0.1.49' })
+
+call('vms.get: spec', async (y) => {
+  const made = await y.fs.vms.create({ spec: new y.sdk.VmSpec().workdir(y.dir) })
+  const { vm } = await y.fs.vms.get({ vmId: made.vmId, spec: new y.sdk.VmSpec().workdir(y.dir) })
+  assert.equal((await vm.exec('pwd')).stdout, `${y.dir}\n`)
   await vm.delete()
 })
 

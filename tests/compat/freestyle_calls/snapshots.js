@@ -46,6 +46,16 @@ call('vms.create: snapshotId', async (y) => {
   await vm.delete()
 })
 
+call('vms.create: snapshotId, sizes', async (y) => {
+  const { vm, vmId } = await y.fs.vms.create({ snapshotId: y.snapshotId, vcpuCount: 2, memSizeGb: 1, rootfsSizeGb: 20 })
+  const row = (await y.fs.vms.list()).vms.find((one) => one.id === vmId)
+  assert.deepEqual(row.sizing, { vcpuCount: 2, memSizeMib: 1024, rootfsSizeMb: 20480 })
+  assert.deepEqual([row.state, row.persistence.type], ['running', 'sticky'])
+  assert.equal((await vm.exec('echo here')).stdout, 'here\n')
+  await vm.delete()
+  await fails('CREATE_VM_BAD_REQUEST', () => y.fs.vms.create({ snapshotId: y.snapshotId, rootfsSizeGb: 4 }))
+})
+
 call('snapshots.delete', async (y) => {
   await y.fs.vms.snapshots.delete({ snapshotId: y.snapshotId })
   await fails('SNAPSHOT_NOT_FOUND', () => y.fs.vms.create({ snapshotId: y.snapshotId }))

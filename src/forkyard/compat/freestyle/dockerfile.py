@@ -1,7 +1,8 @@
 """The base image of a spec: a Dockerfile as steps for a Debian machine. Pure.
 
 A machine is not an image. `RUN`, `ENV`, `WORKDIR` and `USER` are done; what only says how a container is started is left
-out; what needs files of the client's is refused. How a Dockerfile is read is `builds.dockerfile`'s.
+out; what needs files of the client's is refused. How a Dockerfile is read is `builds.dockerfile`'s, and what begins with
+other images than Debian's is built by it.
 """
 
 from __future__ import annotations
@@ -16,16 +17,30 @@ from forkyard.compat.freestyle.errors import Refused
 from forkyard.errors import InvalidDockerfile
 
 _BASE = re.compile(r"(docker\.io/)?(library/)?debian(:[A-Za-z0-9._-]+)?(@sha256:[0-9a-f]{64})?")
+#: Debian with one of these, which a Debian machine gets by a step.
+_RUNTIME = re.compile(
+    r"(?:docker\.io/)?(?:(?:library/)?(node|python)|oven/(bun))(?::(?!.*alpine)([A-Za-z0-9._-]+))?(@sha256:[0-9a-f]{64})?"
+)
+_VERSION = re.compile(r"v?([0-9]+(?:\.[0-9]+){0,2})(?:-|$)")
 _REFUSED = frozenset({"COPY", "ADD"})
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """`run`: a command. `env`, `workdir`, `user`: of those that follow."""
+    """`run`: a command. `env`, `workdir`, `user`: of those that follow. `node`, `python`, `bun`: in which version."""
 
     kind: str
     value: str
     env: tuple[tuple[str, str], ...] = ()
+
+
+def is_foreign(text: str) -> bool:
+    """It begins with another image than Debian's, or has several stages: it is built as images are."""
+    try:
+        bases = [one.words()[0] for one in parse(text) if one.name == "FROM" and one.words()]
+    except InvalidDockerfile as error:
+        raise _wrong(error.message) from None
+    return len(bases) > 1 or any(_BASE.fullmatch(image) is _RUNTIME.fullmatch(image) is None for image in bases)
 
 
 def instructions(text: str) -> list[Instruction]:
@@ -44,8 +59,12 @@ def _understood(text: str) -> list[Instruction]:
     for one in parse(text):
         if one.name == "FROM":
             image = one.words()[0]
-            if _BASE.fullmatch(image) is None:
-                raise _wrong(f"FROM {image[:100]}: machines are Debian; the base of an image is debian")
+            runtime = _RUNTIME.fullmatch(image)
+            if runtime is not None:
+                version = _VERSION.match(runtime[3] or "")
+                found.append(Instruction(runtime[1] or runtime[2], "latest" if version is None else version[1]))
+            elif _BASE.fullmatch(image) is None:
+                raise _wrong(f"FROM {image[:100]} is not Debian")
         elif one.name == "RUN":  # its flags, --mount and the like, mean nothing here
             words = one.json()
             found.append(Instruction("run", script(one).strip() if words is None else shlex.join(words)))

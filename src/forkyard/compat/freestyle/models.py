@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, AliasChoices, Field, SecretStr, StringConstraints
 
 from forkyard.compat.freestyle.calls import Body
 from forkyard.models import Persistence as Ours
+from forkyard.models.bases import RegistryAuth
 
 MAX_SECONDS = 366 * 86400
 
@@ -20,19 +21,13 @@ def _encodable(text: str) -> str:
     return text
 
 
-def _power_of_two(number: int) -> int:
-    if number & (number - 1):
-        raise ValueError("is not a power of two")
-    return number
-
-
 Clean = AfterValidator(_encodable)
 Text = Annotated[str, StringConstraints(max_length=65536), Clean]
 Name = Annotated[str, StringConstraints(max_length=128), Clean]
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 MAX_VCPUS, MAX_MEMORY_GB = 8, 16
+LEAST_DISK_GB, MAX_DISK_GB = 4, 1024
 LARGE = 2**31
-Power = Annotated[int, Field(ge=1), AfterValidator(_power_of_two)]
 
 
 class Persistence(Body):
@@ -115,6 +110,7 @@ class ExtraFile(Body):
 class GitUser(Body):
     name: Text | None = None
     email: Text | None = None
+    signingkey: Text | None = None
 
 
 class GitConfig(Body):
@@ -141,14 +137,24 @@ class BaseImage(Body):
     dockerfile: Text = Field(alias="dockerfileContent")
 
 
+class Credentials(Body):
+    """For images of a private registry."""
+
+    username: str = Field(max_length=256)
+    password: str = Field(max_length=65536)
+
+    def auth(self) -> RegistryAuth:
+        return RegistryAuth(username=self.username, password=SecretStr(self.password))
+
+
 class Layer(Body):
     """What a machine is made of, or one layer of it. `snapshot` is the layer below."""
 
     snapshot_id: Text | None = Field(None, alias="snapshotId")
     base_image: BaseImage | None = Field(None, alias="baseImage")
-    disk_gb: int | None = Field(None, alias="rootfsSizeGb", ge=4, le=1024)
-    memory_gb: Annotated[Power, Field(le=MAX_MEMORY_GB)] | None = Field(None, alias="memSizeGb")
-    vcpus: Annotated[Power, Field(le=MAX_VCPUS)] | None = Field(None, alias="vcpuCount")
+    disk_gb: int | None = Field(None, alias="rootfsSizeGb", ge=-LARGE, le=LARGE)
+    memory_gb: int | None = Field(None, alias="memSizeGb", ge=-LARGE, le=LARGE)
+    vcpus: int | None = Field(None, alias="vcpuCount", ge=-LARGE, le=LARGE)
     workdir: Text | None = None
     idle_s: Seconds | None = Field(None, alias="idleTimeoutSeconds")
     ports: list[PortWanted] | None = Field(None, max_length=64)
@@ -161,7 +167,7 @@ class Layer(Body):
     apt: list[str] | None = Field(None, alias="aptDeps", max_length=500)
     discriminator: Annotated[str, StringConstraints(max_length=200), Clean] | None = None
     skip_cache: bool | None = Field(None, alias="skipCache")
-    snapshot: Layer | None = None
+    snapshot: Layer | None = Field(None, validation_alias=AliasChoices("snapshot", "template"))
 
 
 class NewVm(Layer):
@@ -172,6 +178,9 @@ class NewVm(Layer):
     persistence: Persistence | None = None
     spec: Layer | None = None
     template: Layer | None = None
+    snapshot: Layer | None = None
+    credentials: Credentials | None = Field(None, alias="dockerCredentials")
+    udp: list[Any] | None = Field(None, alias="udpHolePunchPorts")
     domains: list[DomainWanted] | None = Field(None, max_length=64)
     recreate: bool | None = None
     nics: list[Any] | None = None
@@ -210,6 +219,7 @@ class WriteFile(Body):
 
 class EnsureSnapshot(Body):
     name: Name | None = None
+    credentials: Credentials | None = Field(None, alias="dockerCredentials")
     spec: Layer | None = None
     template: Layer | None = None
 

@@ -54,9 +54,10 @@ class Snapshots:
         self, call: Call, body: models.EnsureSnapshot, plan: specs.Plan, progress: Progress
     ) -> dict[str, Any]:
         identity = await self._vms.identity_for(plan.repos)
+        registry = None if body.credentials is None else body.credentials.auth()
         try:
             snapshot_id = await self._builds.built(
-                plan.spec(), identity=identity, key_id=call.who.id, begun=progress.begun
+                plan.spec(), identity=identity, registry=registry, key_id=call.who.id, begun=progress.begun
             )
         except BuildFailed as error:
             raise setup_failed(error) from error

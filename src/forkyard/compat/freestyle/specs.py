@@ -16,6 +16,7 @@ from forkyard.compat.freestyle import dockerfile, models, runtimes
 from forkyard.compat.freestyle.calls import ours
 from forkyard.compat.freestyle.errors import Refused
 from forkyard.control.units import quoted
+from forkyard.models.bases import DockerfileSource
 from forkyard.models.specs import Size, Spec, Step
 
 #: Where sandboxes find hosted repositories.
@@ -27,6 +28,8 @@ _SETUP_ONLY = ("freestyle-run-command-", _WAITS)
 _NO_LIMIT_S = 86400.0
 _UNIT_S = 3600.0
 _OUTSIDE_PORT = 443
+#: Nothing is to be seen from outside.
+NO_PORT = 0
 #: A clone over one of a layer below, as dev servers have it (a template's files, then those of the repository). What is not
 #: in git, such as installed packages, stays; the old index tells git which files are to go.
 _OVER = """set -e
@@ -45,6 +48,8 @@ class Plan:
     """What has to be done for a VM."""
 
     snapshot_id: str | None = None
+    #: A Dockerfile that is built into an image, and not done in a Debian machine.
+    image: str | None = None
     cached: list[Step] = field(default_factory=list)
     own: list[Step] = field(default_factory=list)
     size: dict[str, int] = field(default_factory=dict)
@@ -57,10 +62,18 @@ class Plan:
     _cloned: set[str] = field(default_factory=set)
     _setup_only: set[str] = field(default_factory=set)
 
+    #: Clients that send specs have words that the oldest does not know.
+    newer: bool = False
+
+    def refused(self, code: str, message: str) -> Refused:
+        return Refused(400, code if self.newer else "CREATE_VM_BAD_REQUEST", message)
+
     def spec(self) -> Spec:
         """Of the layers below."""
         with ours("CREATE_VM_BAD_REQUEST"):
-            base = {} if self.snapshot_id is None else {"base": self.snapshot_id}
+            base: dict[str, Any] = {} if self.snapshot_id is None else {"base": self.snapshot_id}
+            if self.image is not None:
+                base["dockerfile"] = DockerfileSource(text=self.image)
             return Spec(size=Size(**self.size), steps=self.cached, **base)
 
 
@@ -68,7 +81,7 @@ def plan(top: models.Layer, spec: models.Layer | None, template: models.Layer | 
     """Of a VM."""
     if spec is not None and template is not None:
         raise _wrong("spec and template exclude each other")
-    made = Plan()
+    made = Plan(newer=spec is not None)
     below = _chain(spec or template or top.snapshot)
     # The outermost layer of a spec is of this VM alone, and so is what stands at the top.
     own = below[-1:] if spec is not None else []
@@ -76,7 +89,10 @@ def plan(top: models.Layer, spec: models.Layer | None, template: models.Layer | 
         _add_layer(made, layer)
     for layer in (*own, top):
         made.own += _steps(layer, made)
+        said = dict(made.size) if spec is not None else {}
         _settle(made, layer)
+        if layer is top:  # what a spec says of its size goes before what is said beside it
+            made.size |= said
     with ours("CREATE_VM_BAD_REQUEST"):
         Spec(steps=made.own)
     return made
@@ -86,7 +102,7 @@ def build(spec: models.Layer | None, template: models.Layer | None) -> Plan:
     """Of a snapshot: everything is kept."""
     if spec is not None and template is not None:
         raise _wrong("spec and template exclude each other")
-    made = Plan()
+    made = Plan(newer=spec is not None)
     for layer in _chain(spec or template):
         _add_layer(made, layer)
     return made
@@ -113,7 +129,8 @@ def _settle(made: Plan, layer: models.Layer) -> None:
     """What is not a step; that of the outer layer counts."""
     sources = [source for source in (layer.snapshot, layer.snapshot_id, layer.base_image) if source is not None]
     if len(sources) > 1:
-        raise _wrong("a layer has one of snapshot, snapshotId and baseImage")
+        raise made.refused("CONFLICTING_SPEC_SOURCES_ERROR", "a layer has one of snapshot, snapshotId and baseImage")
+    _check_size(made, layer)
     made.snapshot_id = layer.snapshot_id or made.snapshot_id
     made.workdir = layer.workdir or made.workdir
     if "idle_s" in layer.model_fields_set:
@@ -125,9 +142,23 @@ def _settle(made: Plan, layer: models.Layer) -> None:
     ):
         if value is not None:
             made.size[name] = value
+    if layer.ports == []:
+        made.port = NO_PORT
     for port in layer.ports or ():
         if port.port == _OUTSIDE_PORT:
             made.port = port.target
+
+
+def _check_size(made: Plan, layer: models.Layer) -> None:
+    for number, least, most, name, word in (
+        (layer.vcpus, 1, models.MAX_VCPUS, "vcpuCount", "VCPU"),
+        (layer.memory_gb, 1, models.MAX_MEMORY_GB, "memSizeGb", "MEM"),
+        (layer.disk_gb, models.LEAST_DISK_GB, models.MAX_DISK_GB, "rootfsSizeGb", "ROOTFS"),
+    ):
+        if number is not None and not least <= number <= most:
+            raise made.refused(f"CREATE_VM_{word}_OUT_OF_RANGE", f"{name} is from {least} to {most}, not {number}")
+        if number is not None and word != "ROOTFS" and number.bit_count() != 1:
+            raise made.refused(f"CREATE_VM_{word}_NOT_POWER_OF_TWO", f"{name} is a power of two, not {number}")
 
 
 # ── one layer ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -135,7 +166,11 @@ def _settle(made: Plan, layer: models.Layer) -> None:
 
 def _steps(layer: models.Layer, made: Plan) -> list[Step]:
     if layer.base_image is not None:
-        made.cached += [*_image(layer.base_image), _step(layer={})]
+        text = layer.base_image.dockerfile
+        foreign = dockerfile.is_foreign(text)
+        if foreign:
+            made.image = text
+        made.cached += [*([] if foreign else _image(text)), _step(layer={})]
     return [
         *(_step(run={"command": _groupadd(group)}) for group in layer.groups or ()),
         *(_step(run={"command": _useradd(user)}) for user in layer.users or ()),
@@ -148,9 +183,11 @@ def _steps(layer: models.Layer, made: Plan) -> list[Step]:
     ]
 
 
-def _image(image: models.BaseImage) -> Iterator[Step]:
-    for one in dockerfile.instructions(image.dockerfile):
-        if one.kind == "run":
+def _image(text: str) -> Iterator[Step]:
+    for one in dockerfile.instructions(text):
+        if one.kind in ("node", "python", "bun"):
+            yield _step(**{one.kind: one.value})
+        elif one.kind == "run":
             yield _step(run={"command": runtimes.replaced(one.value)})
         elif one.kind == "env" and one.env:
             yield _step(env=dict(one.env))
@@ -165,12 +202,18 @@ def _groupadd(group: models.Group) -> str:
 
 
 def _useradd(user: models.User) -> str:
-    words = ["useradd", "-m", "-s", user.shell or "/bin/bash", *(["-r"] if user.system else [])]
+    """One of the system has no shell and no home, and groups that are not there are made, as by systemd-sysusers."""
+    plain, home = (["-m", "-s", "/bin/bash"], user.home)
+    if user.system:
+        plain, home = (["-r", "-M", "-s", "/usr/sbin/nologin"], user.home or "/")
+    words = ["useradd", *plain[:-1], user.shell or plain[-1]]
     words += [] if user.uid is None else ["-u", str(user.uid)]
     words += [] if user.gecos is None else ["-c", user.gecos]
-    words += [] if user.home is None else ["-d", user.home]
+    words += [] if home is None else ["-d", home]
     words += ["-G", ",".join(user.groups)] if user.groups else []
-    return f"id -u -- {shlex.quote(user.name)} >/dev/null 2>&1 || {shlex.join([*words, '--', user.name])}"
+    groups = [f"{shlex.join(['groupadd', '-f', '--', group])} && " for group in user.groups or ()]
+    known = f"id -u -- {shlex.quote(user.name)} >/dev/null 2>&1"
+    return f"{known} || {{ {''.join(groups)}{shlex.join([*words, '--', user.name])}; }}"
 
 
 def _git(layer: models.Layer, made: Plan) -> Iterator[Step]:
@@ -178,9 +221,9 @@ def _git(layer: models.Layer, made: Plan) -> Iterator[Step]:
     if git.repos and layer.git_repos:
         raise Refused(400, "INVALID_GIT_REPO_SPEC_ERROR", "git.repos and gitRepos exclude each other; use git.repos")
     user = (git.config and git.config.user) or models.GitUser()
-    for name, value in (("user.name", user.name), ("user.email", user.email)):
+    for name, value in (("name", user.name), ("email", user.email), ("signingkey", user.signingkey)):
         if value is not None:
-            yield _step(run={"command": shlex.join(["git", "config", "--system", name, value])})
+            yield _step(run={"command": shlex.join(["git", "config", "--system", f"user.{name}", value])})
     for wanted in git.repos or layer.git_repos or ():
         url = _url(wanted.repo, made)
         path = wanted.path or layer.workdir or f"/root/{url.rstrip('/').rpartition('/')[2].removesuffix('.git')}"
@@ -288,6 +331,8 @@ def service_fields(unit: models.Unit, gone: set[str] | frozenset[str] = frozense
         "type": kind,
         "restart": restart.policy,
         "restart_s": restart.restart_s,
+        "start_limit": (restart.burst or None) if restart.interval_s != 0 else None,
+        "start_limit_s": restart.interval_s or None,
         "env": unit.env,
         "user": unit.user,
         "group": unit.group,

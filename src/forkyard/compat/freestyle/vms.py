@@ -46,6 +46,8 @@ class Vms:
         body = await call.body(models.NewVm, BAD_REQUEST)
         if body.nics:
             raise not_served("nics of a VM (there are no VPCs)")
+        if body.udp:
+            raise not_served("UDP ports from outside")
         plan = specs.plan(body, body.spec, body.template)
         return await self._background.answer(call, lambda progress: self._made(call, body, plan, progress))
 
@@ -54,13 +56,15 @@ class Vms:
         wanted = await self._wanted(body, plan)
         try:
             if plan.cached:
-                built = wanted.model_copy(update={"spec": plan.spec()})
+                registry = None if body.credentials is None else body.credentials.auth()
+                built = wanted.model_copy(update={"spec": plan.spec(), "registry": registry})
                 info = await self._builds.sandbox(built, api_key_id=key_id, begun=progress.begun)
             else:
                 info = await self._control.sandboxes.create(wanted, api_key_id=key_id)
         except BuildFailed as error:
             raise setup_failed(error) from error
         try:
+            info = await self._in_its_size(info, plan)
             if plan.own:
                 await self._builds.set_up(info.id, plan.own, key_id=key_id)
             domains = await self._map(info, body.domains or [])
@@ -77,6 +81,15 @@ class Vms:
         made = {"id": info.id, "domains": [*domains, *self._domains(info)]}
         return made if info.snapshot_id is None else {**made, "snapshotId": info.snapshot_id}
 
+    async def _in_its_size(self, info: SandboxInfo, plan: specs.Plan) -> SandboxInfo:
+        """What is made from a snapshot has the size of that, until it is booted."""
+        wanted = info.shape.model_copy(update=plan.size)
+        if plan.snapshot_id is None or wanted == info.shape:
+            return info
+        if wanted.disk_gib < info.shape.disk_gib:
+            raise _shrunk("CREATE_VM_BAD_REQUEST", info, wanted.disk_gib)
+        return await self._resized(info, SandboxResize(**plan.size))
+
     async def _wanted(self, body: models.NewVm, plan: specs.Plan) -> SandboxCreate:
         keep = body.persistence or models.Persistence()
         note = Note(plan.workdir, recreate=bool(body.recreate))
@@ -89,7 +102,7 @@ class Vms:
             note = Note(note.workdir, plan.port, recreate=note.recreate)
         if plan.cached:
             fields.pop("snapshot", None)
-        else:
+        elif plan.snapshot_id is None:
             fields |= plan.size
         if body.threshold is not None:
             fields["activity_threshold_bytes"] = body.threshold
@@ -132,7 +145,8 @@ class Vms:
 
     def _domains(self, info: SandboxInfo) -> list[str]:
         """Where its port is seen from outside; as host and port, for there they are always behind `https://`."""
-        return [self._control.previews.address.url(info.id, Note.of(info).port).partition("://")[2]]
+        port = Note.of(info).port
+        return [] if port == specs.NO_PORT else [self._control.previews.address.url(info.id, port).partition("://")[2]]
 
     # ── look ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -324,10 +338,13 @@ def _resize(body: models.ResizeVm, info: SandboxInfo) -> SandboxResize:
         if number is not None and number.bit_count() != 1:
             raise Refused(400, f"RESIZE_VM_{word}_NOT_POWER_OF_TWO", f"{name} is a power of two, not {number}")
     if body.disk_gb is not None and body.disk_gb < info.shape.disk_gib:
-        message = f"a disk only grows: it has {info.shape.disk_gib} GB, and {body.disk_gb} are less"
-        raise Refused(400, "RESIZE_VM_ROOTFS_SHRINK_NOT_SUPPORTED", message)
+        raise _shrunk("RESIZE_VM_ROOTFS_SHRINK_NOT_SUPPORTED", info, body.disk_gb)
     memory_mib = None if body.memory_gb is None else body.memory_gb * 1024
     return SandboxResize(vcpus=body.vcpus, memory_mib=memory_mib, disk_gib=body.disk_gb)
+
+
+def _shrunk(code: str, info: SandboxInfo, wanted_gb: int) -> Refused:
+    return Refused(400, code, f"a disk only grows: it has {info.shape.disk_gib} GB, and {wanted_gb} are less")
 
 
 def setup_failed(error: BuildFailed) -> Refused:
