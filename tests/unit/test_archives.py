@@ -96,6 +96,14 @@ def test_what_is_read_of_an_archive_is_bounded(
         pass
 
 
+def test_headers_one_after_the_other_are_refused(tmp_path: Path) -> None:
+    path = context(
+        tmp_path / "context", lambda archive: [file(archive, f"{n}", 0, type=tarfile.XGLTYPE) for n in range(3000)]
+    )
+    with pytest.raises(InvalidRequest, match="no whole tar archive"), Archive(path):
+        pass
+
+
 def test_names_and_attributes_of_all_files_together_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from forkyard.errors import InvalidImage
+from forkyard.errors import InvalidImage, NoCapacity
 from forkyard.images import oci
 from forkyard.images.base import BaseImage
 from forkyard.images.foreign import ForeignImages
@@ -300,6 +300,19 @@ def test_a_layer_that_is_cut_off_or_too_large_is_refused(tmp_path: Path) -> None
         assert why in unpacked(place, blob, most_bytes=most_bytes)["refused"]
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        tar_of(file("a", bytes(2**21), type=tarfile.XHDTYPE)),
+        tar_of(*(file(str(number), b"20 path=aaaaaaaaaaaa\n"[:20], type=tarfile.XGLTYPE) for number in range(3000))),
+        tar_of(file("a", type=tarfile.GNUTYPE_SPARSE)),
+    ],
+    ids=["one", "many", "sparse"],
+)
+def test_headers_of_layers_are_bounded(layer: bytes, tmp_path: Path) -> None:
+    assert "no tar archive" in unpacked(tmp_path, layer)["refused"]
+
+
 def test_the_layers_of_an_image_have_their_room_together(tmp_path: Path) -> None:
     layers = [tar_of(file(name, os.urandom(100_000))) for name in "ab"]
     assert "larger" in unpacked(tmp_path, *layers, most_bytes=200_000)["refused"]
@@ -322,6 +335,25 @@ def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ForeignImages:
     monkeypatch.setattr("forkyard.images.foreign.ensure_runtime", runtime)
     image = BaseImage("base", base, base / "disk.raw", base / "vmlinuz", base / "initramfs.cpio", "6.1", 1)
     return ForeignImages(tmp_path / "cache", image)
+
+
+def test_a_registry_that_sends_without_end_does_not_fill_the_disk(
+    images: ForeignImages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = []
+
+    async def pull(*_: object, **__: object) -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ended.append(True)
+
+    monkeypatch.setattr("forkyard.images.registry.pull", pull)
+    monkeypatch.setattr("forkyard.images.foreign._LOOK_S", 0.01)
+    monkeypatch.setattr("forkyard.images.foreign.RESERVE_BYTES", 2**60)
+    with pytest.raises(NoCapacity, match="no room on the disk"):
+        asyncio.run(images.import_("registry.example/large", print))
+    assert ended
 
 
 def test_equal_images_are_one_whatever_they_are_called(images: ForeignImages, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ FORMAT = 1
 MAX_BYTES = 64 * 2**30
 RESERVE_BYTES = 2 * 2**30
 _UNPACK_S = 3600.0
+_LOOK_S = 1.0
 _GIB = 1 << 30
 _ID = "img-"
 _WORK = ".import-"
@@ -128,7 +129,8 @@ class ForeignImages:
         if name == SCRATCH:
             return oci.Contents("sha256:" + hashlib.sha256(b"scratch").hexdigest())
         plain = registry.registry_of(name) in self._plain_http
-        await registry.pull(name, to, credentials=credentials, plain_http=plain, way_to=self._way_to)
+        pull = registry.pull(name, to, credentials=credentials, plain_http=plain, way_to=self._way_to)
+        await _while_there_is_room(pull, self._dir)
         return await asyncio.to_thread(oci.read_layout, to)
 
     def _key(self, contents: oci.Contents) -> str:
@@ -190,6 +192,18 @@ def _room(directory: Path) -> int:
             "there is no room on the disk for another image; delete snapshots, or `forkyard images rm` one"
         )
     return min(MAX_BYTES, free)
+
+
+async def _while_there_is_room(work: Coroutine[Any, Any, None], directory: Path) -> None:
+    """A registry sends what it likes, and says how much only if it likes."""
+    task = asyncio.create_task(work)
+    try:
+        while not (await asyncio.wait([task], timeout=_LOOK_S))[0]:
+            await asyncio.to_thread(_room, directory)
+        task.result()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 def _named(target: Path, name: str) -> ImageInfo:

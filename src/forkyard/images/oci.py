@@ -52,7 +52,7 @@ def read_archive(archive: Path, scratch: Path, most_bytes: int) -> Contents:
                 return read_layout(scratch)
             if "manifest.json" in by_name:
                 return _read_saved(_Writer(opened, most_bytes), by_name, scratch)
-    except (*BROKEN, KeyError, RecursionError) as error:
+    except (*BROKEN, KeyError) as error:
         raise InvalidImage(f"the archive is cut off or no tar archive: {error}") from None
     raise InvalidImage(
         "the archive is neither an OCI layout nor one of `docker save`: it has no oci-layout, no manifest.json"

@@ -21,10 +21,14 @@ import zlib
 from collections.abc import Iterator
 from typing import IO, Any
 
+from forkyard.errors import InvalidRequest
+from forkyard.images.archives import Member, members
+
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
 MAX_ENTRIES = 2_000_000
 _CHUNK_BYTES = 1 << 20
+_ANY_BYTES = 1 << 62  # the stream has a bound of its own
 _XATTRS = ("user.", "security.capability")
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
@@ -111,13 +115,16 @@ class Root:
     def layer(self, stream: Measured, diff_id: str | None) -> None:
         self._made = set()
         try:
-            with tarfile.open(fileobj=stream, mode="r|", errorlevel=2) as archive:  # type: ignore[call-overload]
-                for member in archive:
+            with tarfile.open(fileobj=stream, mode="r|", errorlevel=2, tarinfo=Member) as archive:  # type: ignore[call-overload]
+                for member in members(archive, most=MAX_ENTRIES, most_bytes=_ANY_BYTES):
+                    archive.members.clear()  # it would keep all that it has seen
                     self._entries += 1
                     if self._entries > MAX_ENTRIES:
                         raise Refused(f"the image has more than {MAX_ENTRIES} files")
                     self._entry(archive, member)
-        except (tarfile.TarError, EOFError) as error:
+        except InvalidRequest as error:
+            raise Refused(f"a layer cannot be taken: {error.message}") from None
+        except (tarfile.TarError, EOFError, RecursionError) as error:
             raise Refused(f"a layer is cut off or no tar archive: {error}") from None
         while stream.read(_CHUNK_BYTES):
             pass
