@@ -353,6 +353,75 @@ async def test_everything_public_is_open_under_open(world: World) -> None:
     assert await reader.readexactly(8) == b"\0\0\0\x08\x04\xd2\x16\x2f"
 
 
+DENY = EgressRule(action="deny", domain="evil.example")
+
+
+@pytest.mark.parametrize(
+    ("port", "first"),
+    [
+        (80, get("evil.example")),
+        (80, get(EVIL)),
+        (80, b"GET /\xff HTTP/1.1\r\nHost: evil.example\r\n\r\n"),
+        (443, client_hello("evil.example")),
+        (443, client_hello(None)),
+        (22, b"\0hello\n"),
+        (22, b""),
+        (80, get("good.example")),
+        (443, client_hello("good.example")),
+    ],
+)
+async def test_a_denied_name_is_out_of_reach_where_the_rest_is_open(world: World, port: int, first: bytes) -> None:
+    """By its address too, under no name or under another: that leads to the other's own address."""
+    reached: list[bytes] = []
+
+    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reached.append(b"")
+        writer.write(b"greeting")
+        await reader.read()
+
+    for one in (22, 80, 443):
+        await world.serve(EVIL, one, hear)
+    await world.serve(GOOD, 80, hello)
+    await world.serve(GOOD, 443, hello)
+    world.start(world.network(DENY, preset="open"))
+    reader, writer = await world.open(EVIL, port)
+    writer.write(first)
+    writer.write_eof()
+    with contextlib.suppress(ConnectionError):
+        assert b"greeting" not in await asyncio.wait_for(reader.read(), 10)
+    record = await world.record()
+    assert (record.address, record.verdict) in ((EVIL, "denied"), (GOOD, "allowed"))
+    assert reached == [] and EVIL not in [address for address, _ in world.connected]
+
+
+async def test_where_one_name_is_denied_the_rest_stays_open(world: World) -> None:
+    for address in (GOOD, SHARED):
+        await world.serve(address, 80, hello)
+        await world.serve(address, 5432, echo)
+    await world.serve("10.0.0.5", 443, echo)
+    world.start(world.network(DENY, EgressRule(cidr="10.0.0.0/24"), preset="open"))
+    assert b"200 OK" in await world.exchange(SHARED, 80, get("shared.example"))
+    assert b"200 OK" in await world.exchange(GOOD, 80, get(GOOD))
+    for data in (b"\0\0\0\x08\x04\xd2\x16\x2f", client_hello(None)):
+        reader, writer = await world.open(GOOD, 5432)
+        writer.write(data)
+        assert await reader.readexactly(len(data)) == data
+    reader, writer = await world.open("10.0.0.5", 443)  # who names a network means it, whatever it is called
+    writer.write(client_hello("a-name-of-the-guests-own"))
+    assert (await reader.readexactly(1))[0] == 0x16
+
+
+async def test_a_connection_without_a_name_ends_when_the_name_of_its_address_is_denied(world: World) -> None:
+    await world.serve(EVIL, 22, echo)
+    world.start(world.network(preset="open"))
+    reader, writer = await world.open(EVIL, 22)
+    writer.write(b"\0")
+    assert await reader.readexactly(1) == b"\0"
+    world.door.update(world.network(DENY, preset="open"))
+    with pytest.raises(ConnectionResetError):
+        await reader.readexactly(1)
+
+
 async def test_a_registry_of_this_host_may_be_on_a_private_network(world: World) -> None:
     await world.serve(MIRROR, 80, hello)
     world.start(world.network(preset="coding"))

@@ -14,7 +14,7 @@ import dns.rdatatype
 import pytest
 
 from . import door_yard
-from .door_yard import GOOD, SHARED, World, allow
+from .door_yard import EVIL, GOOD, SHARED, World, allow, client_hello, get
 
 pytestmark = pytest.mark.anyio
 anyio_backend, world = door_yard.anyio_backend, door_yard.world
@@ -90,6 +90,23 @@ async def test_letters_cannot_be_carried_out_one_name_at_a_time(world: World) ->
         await world.ask(f"x{number}.evil.example")
     assert len(world.resolved) < 250
     assert (await world.ask("x0.evil.example")).rcode() == dns.rcode.NXDOMAIN  # was asked before: not refused
+
+
+@pytest.mark.parametrize("tls", [False, True])
+async def test_names_that_are_claimed_carry_out_no_more_than_names_that_are_asked_for(world: World, tls: bool) -> None:
+    world.start(world.network(allow("*.evil.example"), allow("good.example")))
+
+    async def claim(name: str) -> bytes:
+        return await world.exchange(EVIL, 443 if tls else 80, client_hello(name) if tls else get(name))
+
+    await claim(f"{'a' * 60}.{'b' * 60}.evil.example")
+    assert "128 letters" in ((await world.record()).reason or "")
+    for batch in range(8):
+        await asyncio.gather(*(claim(f"x{batch}-{number}.evil.example") for number in range(50)))
+    assert len(world.resolved) < 250
+    assert (await world.ask("new.evil.example")).rcode() == dns.rcode.REFUSED  # one budget for both ways
+    await claim("good.example")
+    assert world.resolved[-1] == "good.example", "names that rules spell out go on"
 
 
 async def test_a_decision_about_a_name_takes_less_than_5_ms(world: World) -> None:

@@ -11,7 +11,8 @@ import dns.rcode
 import dns.rdatatype
 import pytest
 
-from forkyard.models.network import EgressPolicy
+from forkyard.models.network import EgressPolicy, EgressRule
+from forkyard.net import connection as connection_module
 from forkyard.net.base import DOOR_ADDRESS, Injection, Network, Service
 from forkyard.net.outside import Intercepted
 
@@ -110,6 +111,56 @@ async def test_the_connection_that_waited_is_the_one_that_is_looked_into(world: 
     writer.write(get("good.example"))
     assert (await reader.read()).startswith(b"seen: HTTP/1.1 200")
     assert world.connected == [(GOOD, 80)]
+
+
+@pytest.mark.parametrize("by", ["name", "network"])
+@pytest.mark.parametrize(
+    ("port", "first", "seen"),
+    [
+        (80, get("good.example"), {"name": "good.example", "network": "good.example"}),
+        (443, client_hello("good.example"), {"name": "good.example", "network": "good.example"}),
+        (443, client_hello(None), {"name": "good.example", "network": GOOD}),
+        (80, get(GOOD), {"network": GOOD}),
+        (80, b"GET /\xc3\xa9 HTTP/1.1\r\nHost: good.example\r\n\r\n", {}),
+        (80, b"GET / HTTP/1.1\r\nHost: good.example\r\nHost: good.example\r\n\r\n", {}),
+        (443, b"\x15\3\1\0\2\1\x64" + client_hello(None), {}),
+        (443, b"\x80\x2e\1\3\1" + bytes(44), {}),
+    ],
+)
+async def test_nothing_that_could_be_recorded_passes_unseen(
+    world: World, by: str, port: int, first: bytes, seen: dict[str, str]
+) -> None:
+    reached: list[bytes] = []
+
+    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reached.append(await reader.read(65536))
+
+    await world.serve(GOOD, port, hear)
+    puppet = Puppet()
+    rule = allow("good.example") if by == "name" else EgressRule(cidr=f"{GOOD}/32")
+    world.start(world.network(rule, record="monday"), intercept=puppet)
+    if by == "name":
+        await world.addresses("good.example")
+    await world.exchange(GOOD, port, first)
+    await world.record()
+    assert [what.name for what in puppet.seen] == ([seen[by]] if by in seen else [])
+    assert any(reached) == (by in seen)
+
+
+async def test_what_begins_without_words_is_seen_as_well_if_it_is_recorded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "_UNJUSTIFIED_S", 0.05)
+    monkeypatch.setattr(connection_module, "_INCOMPLETE_S", 1.0)
+    await world.serve(GOOD, 80, hello)
+    puppet = Puppet()
+    world.start(world.network(EgressRule(cidr=f"{GOOD}/32"), record="monday"), intercept=puppet)
+    reader, writer = await world.open(GOOD, 80)
+    writer.write(get(GOOD)[:5])
+    await asyncio.sleep(0.3)
+    writer.write(get(GOOD)[5:])
+    assert (await reader.read()).startswith(b"seen: HTTP/1.1 200")
+    assert len(puppet.seen) == 1
 
 
 async def test_a_replay_touches_nothing_outside(world: World) -> None:

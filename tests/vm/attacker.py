@@ -262,6 +262,48 @@ def dns_ways(good: str, evil: str) -> dict[str, object]:
     return found
 
 
+def name_tunnel(address: str, name: str, count: int) -> int:
+    """Data in the names that connections claim to be for, by Host and by SNI in turn; how many were told."""
+    for number in range(count):
+        label = f"{number:05}" + os.urandom(20).hex()
+        if number % 2:
+            tcp(address, 80, request(f"{label}.{name}"))
+        else:
+            tcp(address, 443, sni=f"{label}.{name}")
+    return count
+
+
+def denied_name(good: str, evil: str) -> dict[str, str]:
+    """Everything is open but one name: to its address, under no name and under another."""
+    return {
+        "asked for": str(dns(DOOR, 53, "evil.test")),
+        "host": tcp(evil, 80, request("evil.test")),
+        "address": tcp(evil, 80, request(evil)),
+        "odd byte": tcp(evil, 80, b"GET /\xff HTTP/1.1\r\nHost: evil.test\r\n\r\n"),
+        "sni": tcp(evil, 443, request("evil.test"), sni="evil.test"),
+        "no sni": tcp(evil, 443, request("evil.test"), sni=""),
+        "opaque": tcp(evil, 9000, b"\0evil\n"),
+        "first bytes late": _late(evil, request("evil.test")),
+        "forged host": tcp(evil, 80, request("good.test", "/from-evil")),
+        "forged sni": tcp(evil, 443, request("good.test"), sni="good.test"),
+        "through another": tcp(good, 80, b"GET /\xff HTTP/1.1\r\nHost: evil.test\r\n\r\n"),
+        "still open": tcp(good, 9000, b"hello\n"),
+    }
+
+
+def unseen(good: str) -> dict[str, str]:
+    """What is recorded is to pass the eye of the door."""
+    dns(DOOR, 53, "good.test")
+    return {
+        "recorded": tcp(good, 80, request("good.test", "/seen")),
+        "odd byte": tcp(good, 80, b"GET /unseen\xff HTTP/1.1\r\nHost: good.test\r\n\r\n"),
+        "two hosts": tcp(good, 80, request("good.test", "/unseen", "Host: good.test\r\n")),
+        "another port": tcp(good, 9000, b"\x0bGET /unseen HTTP/1.1\r\nHost: good.test\r\n\r\n"),
+        "first bytes late": _late(good, request("good.test", "/late")),
+        "no sni": tcp(good, 443, request("good.test", "/unseen"), sni=""),
+    }
+
+
 def dns_tunnel(name: str, count: int) -> int:
     """Data in names, as fast as they go; how many were answered."""
     answered = 0

@@ -151,6 +151,40 @@ def test_little_can_be_said_in_names(scene: Scene) -> None:
     assert scene.attack("dns_ways", GOOD, EVIL)["door"]["addresses"] == [GOOD], "names that rules spell out go on"
 
 
+def test_little_can_be_said_in_names_that_are_claimed(scene: Scene) -> None:
+    scene.net.seen()
+    started = time.monotonic()
+    scene.attack("name_tunnel", EVIL, "wild.test", 500)
+    took_s = time.monotonic() - started
+    said = {one.data for one in scene.net.seen() if one.kind == "dns"}
+    assert len(said) <= 200 + 2 * took_s + 2 < 500, took_s
+
+
+def test_a_denied_name_is_out_of_reach_where_the_rest_is_open(scene: Scene) -> None:
+    scene.net.seen()
+    scene.attacker.egress.set(EgressPolicy(preset="open", rules=[EgressRule(action="deny", domain="evil.test")]))
+    try:
+        found = scene.attack("denied_name", GOOD, EVIL)
+    finally:
+        scene.attacker.egress.set(POLICY)
+    assert found["still open"] == "hello\n"
+    assert not [name for name, answer in found.items() if f"this is outside {EVIL}" in answer], found
+    assert [one for one in scene.net.seen() if one.kind == "tcp" and one.to.removeprefix("::ffff:") == EVIL] == []
+
+
+def test_what_is_recorded_passes_the_eye_of_the_door(scene: Scene) -> None:
+    scene.attacker.egress.set(POLICY.model_copy(update={"record": "attack"}))
+    try:
+        scene.net.seen()
+        found = scene.attack("unseen", GOOD)
+    finally:
+        scene.attacker.egress.set(POLICY)
+    assert f"this is outside {GOOD}" in found["recorded"]
+    assert [one.data for one in scene.net.seen() if "unseen" in one.data] == []
+    assert {one.url for one in scene.fy.recordings.show("attack")} == {"http://good.test/seen", "http://good.test/late"}
+    scene.fy.recordings.delete("attack")
+
+
 def test_the_host_its_networks_the_door_and_ipv6_are_out_of_reach(scene: Scene) -> None:
     scene.net.seen()
     found = scene.attack("places", GOOD, EVIL, PRIVATE, METADATA, HOST, EVIL6, api_port(scene))

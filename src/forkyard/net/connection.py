@@ -62,6 +62,7 @@ class Connection:
         self._address, self._port = address, port
         self._target = address  # where it really goes
         self._name: str | None = None
+        self._host = address  # what it means, as far as is known: a name, or an address
         self._loop = asyncio.get_running_loop()
         self._started_s = self._loop.time()
         self._began_s = time.monotonic()
@@ -151,23 +152,25 @@ class Connection:
         watch = self._watch
         if (reason := watch.out_of_budget()) is not None:
             raise Denied(reason)
-        known, by_address = self._by_answer()
+        known, by_address = await self._by_answer()
+        # What is said need not make sense: there is no name under which it would not be allowed, or should be seen.
+        free = by_address.allowed and not by_address.unless_named and watch.network.egress.record is None
         early: asyncio.Task[socket.socket] | None = None
         if known.allowed and not watch.replays:
             early = asyncio.create_task(watch.outside.connect(self._address, self._port))
         try:
-            look = asyncio.create_task(self._look(early is not None, by_address.allowed))
+            look = asyncio.create_task(self._look(early is not None, free))
             try:
                 await self._hear(look, early, owner)
                 self._sight = look.result()
             finally:
                 look.cancel()
-            await self._proceed(self._sight, known, by_address, early, owner)
+            await self._proceed(self._sight, known, by_address, free, early, owner)
         finally:
             if early is not None:
                 await _discard(early)
 
-    def _by_answer(self) -> tuple[Decision, Decision]:
+    async def _by_answer(self) -> tuple[Decision, Decision]:
         """What the address alone says: by the names that gave it, and by itself."""
         watch = self._watch
         if self._address == DOOR_ADDRESS:
@@ -175,6 +178,9 @@ class Connection:
             return refusal, refusal
         by_address = watch.decide(None, self._address, self._port)
         names = watch.names.of(self._address)
+        if by_address.unless_named and not names:
+            await watch.learn_denied()
+            by_address = watch.decide(None, self._address, self._port)
         decision: Decision = by_address
         for name in names:
             decision = watch.decide(name, self._address, self._port)
@@ -183,6 +189,8 @@ class Connection:
                 return decision, by_address
         if names:
             self._name = names[0]
+            if by_address.unless_named:
+                by_address = decision
         return (by_address if by_address.allowed else decision), by_address
 
     async def _hear(
@@ -205,9 +213,9 @@ class Connection:
                     broken.result()
         await asyncio.wait((look,))
 
-    async def _look(self, allowed: bool, by_address: bool) -> Sight:
-        """What the guest's first bytes are. An address that may be reached under no name at all need not wait for them
-        to make sense; one that may not be reached as it is must not wait for them long."""
+    async def _look(self, allowed: bool, free: bool) -> Sight:
+        """What the guest's first bytes are. A connection that is free need not wait for them to make sense; one that is
+        not allowed as it is must not wait for them long."""
         peek = Peek(self._guest)
         data = b""
         deadline_s = None if allowed else self._loop.time() + _UNJUSTIFIED_S
@@ -218,7 +226,7 @@ class Connection:
                 if len(more) == len(data):
                     break  # no more will come
                 if not data:
-                    deadline_s = self._loop.time() + (_UNJUSTIFIED_S if by_address else _INCOMPLETE_S)
+                    deadline_s = self._loop.time() + (_UNJUSTIFIED_S if free else _INCOMPLETE_S)
                 data = more
                 if (sight := sniff(data)) is not None:
                     return sight
@@ -226,13 +234,14 @@ class Connection:
             pass
         finally:
             peek.close()
-        return Malformed("its first bytes make no sense") if data and not by_address else Opaque()
+        return Malformed("its first bytes make no sense") if data and not free else Opaque()
 
     async def _proceed(
         self,
         sight: Sight,
         known: Decision,
         by_address: Decision,
+        free: bool,
         early: asyncio.Task[socket.socket] | None,
         owner: asyncio.Task[SocketOwner | None],
     ) -> None:
@@ -245,11 +254,11 @@ class Connection:
                     head, _ = parse_head(raw)
                     claimed = head.host
                 except BadRequest as error:
-                    if not by_address.allowed:
+                    if not free:
                         raise Denied(f"{self._shown}: {error}") from None
                     claimed = None
             case Malformed(why=why):
-                if not by_address.allowed:
+                if not free:
                     raise Denied(f"{self._shown}: {why}")
                 claimed = None
             case Opaque():
@@ -264,6 +273,9 @@ class Connection:
             headers = {**service.headers, SANDBOX_HEADER: self._watch.sandbox_id}
             await self._carry(upstream, owner, self._only(claimed, headers))
             return
+        if claimed is None and isinstance(sight, Tls) and self._watch.replays:
+            claimed = self._name or self._address
+        self._host = claimed or self._name or self._address
         if claimed is not None and self._watch.replays:
             self._name = claimed
         elif claimed is not None and address_of(claimed) is None:
@@ -273,27 +285,29 @@ class Connection:
             raise Denied(by_address.reason if claimed == self._address else f"{self._shown} is not {claimed}")
         elif not known.allowed:
             raise Denied(known.reason)
-        intercepted = claimed is not None and self._wanted()
+        intercepted = self._wanted()
         if self._watch.replays and not intercepted:
             raise Denied(f"{self._shown} is not in the recording: only HTTP and HTTPS are replayed")
         if self._relay is not None and self._relay.bytes_in and (intercepted or self._target != self._address):
-            raise Denied(f"{self._address} has already answered, before it was clear that {self._name} is meant")
+            raise Denied(f"{self._address} has already answered, before it was clear that {self._host} is meant")
         if self._target != self._address:
             early = None
         if intercepted:
             await self._intercept(owner, early)
             return
         upstream = await (early or self._watch.outside.connect(self._target, self._port))
-        opaque = isinstance(sight, Opaque) and not by_address.allowed
+        opaque = isinstance(sight, Opaque) and not free
         await self._carry(upstream, owner, None if head is None else self._only(head.host), opaque=opaque)
 
     async def _settle(self, name: str, by_address: Decision) -> None:
         """Find where a connection to `name` goes, or deny it. Nothing of a denied name reaches a resolver."""
         watch, known_names = self._watch, self._watch.names.of(self._address)
         self._name = name
-        if not by_address.allowed and name not in known_names:
+        if name not in known_names and (by_address.unless_named or not by_address.allowed):
             if not (decision := watch.gate.name(name)).allowed:
                 raise Denied(decision.reason)
+            if (reason := watch.too_much(name)) is not None:
+                raise Denied(f"{name}: {reason}")
             try:
                 addresses = await watch.addresses(name)
             except PrivateOnly as error:
@@ -311,9 +325,8 @@ class Connection:
         return (
             network.intercepts
             and interceptor is not None
-            and self._name is not None
             and isinstance(self._sight, Tls | Http)
-            and interceptor.wants(network, self._name, isinstance(self._sight, Tls))
+            and interceptor.wants(network, self._host, isinstance(self._sight, Tls))
         )
 
     def _only(self, host: str, replaced: Mapping[str, str] = MappingProxyType({})) -> Check:
@@ -368,8 +381,8 @@ class Connection:
     async def _intercept(
         self, owner: asyncio.Task[SocketOwner | None], early: asyncio.Task[socket.socket] | None
     ) -> None:
-        interceptor, network, name = self._watch.outside.intercept, self._watch.network, self._name
-        assert interceptor is not None and name is not None
+        interceptor, network = self._watch.outside.intercept, self._watch.network
+        assert interceptor is not None
         if self._relay is not None:
             self._relay.stop()  # from here on the interceptor hears the server
         ours, theirs = socket.socketpair()
@@ -391,7 +404,7 @@ class Connection:
         self._intercepted = network
         what = Intercepted(
             self._watch.sandbox_id,
-            name,
+            self._host,
             self._port,
             isinstance(self._sight, Tls),
             network,
@@ -500,7 +513,7 @@ class _Checked:
 
 
 def _terms(network: Network) -> tuple[object, ...]:
-    return network.injections, network.egress.record, network.egress.replay
+    return network.injections, network.headers, network.egress.record, network.egress.replay
 
 
 async def _discard(opening: asyncio.Task[socket.socket]) -> None:

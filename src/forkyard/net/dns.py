@@ -41,9 +41,6 @@ _TCP_AT_ONCE = 16
 _TCP_IDLE_S = 10.0
 _PER_TURN = 32
 _QUERIES_PER_S, _QUERIES_BURST = 100.0, 500.0
-#: Names that no rule spells out can carry data out, letter by letter: so few new ones, and none that is very long.
-_NEW_NAMES_PER_S, _NEW_NAMES_BURST = 2.0, 200.0
-_LONGEST_UNNAMED = 128
 _TWINS = 256
 
 
@@ -62,8 +59,6 @@ class DnsServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._owners: set[asyncio.Task[SocketOwner | None]] = set()
         self._queries = Bucket(_QUERIES_PER_S, _QUERIES_BURST)
-        self._new_names = Bucket(_NEW_NAMES_PER_S, _NEW_NAMES_BURST)
-        self._asked: dict[str, float] = {}
         self._twins: dict[tuple[int, str], asyncio.Task[SocketOwner | None]] = {}
         self._tcp_open = 0
         self._open = False
@@ -220,7 +215,7 @@ class DnsServer:
             return Answer(dns.rcode.NXDOMAIN, reason=decision.reason)
         if not wants_address:
             return Answer(dns.rcode.NOERROR)
-        if (refusal := self._too_much(name)) is not None:
+        if (refusal := watch.too_much(name)) is not None:
             return Answer(dns.rcode.REFUSED, reason=refusal)
         try:
             addresses = await watch.addresses(name)
@@ -231,20 +226,6 @@ class DnsServer:
         if not addresses:
             return Answer(dns.rcode.NXDOMAIN, reason=f"{name} has no IPv4 address, says this host", failed=True)
         return Answer(dns.rcode.NOERROR, tuple(addresses[:_ANSWER_ADDRESSES]))
-
-    def _too_much(self, name: str) -> str | None:
-        """Why a name may not be looked up although the policy allows it."""
-        if self._watch.gate.exactly(name):
-            return None
-        if len(name) > _LONGEST_UNNAMED:
-            return f"a name of more than {_LONGEST_UNNAMED} letters that no rule spells out"
-        now = time.monotonic()
-        if now - self._asked.pop(name, now - 1e9) > 3600 and not self._new_names.take():
-            return "too many different names in a short time"
-        self._asked[name] = now
-        if len(self._asked) > 4096:
-            del self._asked[next(iter(self._asked))]
-        return None
 
 
 def parse(data: bytes) -> dns.message.QueryMessage | None:

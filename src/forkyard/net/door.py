@@ -11,7 +11,7 @@ import asyncio
 import errno
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 
 import structlog
 
@@ -58,6 +58,7 @@ class Door:
         self._dns = DnsServer(self._watch, listeners.dns_udp, listeners.dns_tcp)
         self._destination_of = destination_of
         self._connections: dict[asyncio.Task[None], Connection] = {}
+        self._errands: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.TimerHandle | None = None
         self._rest: asyncio.TimerHandle | None = None
         self._open = False
@@ -77,8 +78,22 @@ class Door:
     def update(self, network: Network) -> None:
         """From now on. Open connections that are no longer allowed are ended."""
         self._watch.update(network)
+        self._reconsider()
+        if self._watch.gate.denied_names and self._connections:
+            self._run(self._reconsider_unnamed())
+
+    def _reconsider(self) -> None:
         for connection in list(self._connections.values()):
             connection.reconsider()
+
+    async def _reconsider_unnamed(self) -> None:
+        await self._watch.learn_denied()
+        self._reconsider()
+
+    def _run(self, errand: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(errand)
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
 
     async def close(self) -> None:
         """End all connections and close the sockets. Idempotent."""
@@ -89,10 +104,10 @@ class Door:
             if timer is not None:
                 timer.cancel()
         self._listener.close()
-        tasks = list(self._connections)
+        tasks = [*self._connections, *self._errands]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(self._dns.close(), *tasks, return_exceptions=True)
+        await asyncio.gather(self._dns.close(), self._watch.close(), *tasks, return_exceptions=True)
 
     def _accept_again(self) -> None:
         if self._open:

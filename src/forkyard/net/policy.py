@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from ipaddress import IPv4Address, IPv4Network
 from typing import Protocol
@@ -40,6 +40,8 @@ _NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?(\.[a-z0
 class Decision:
     allowed: bool
     reason: str  # what allowed it; or why not, and how to allow it
+    #: Under some name a rule would have denied it: whoever names something is to be taken at his word.
+    unless_named: bool = False
 
 
 def normal(name: str) -> str | None:
@@ -163,17 +165,29 @@ class Gate:
         return self._opened(address, None, own)
 
     def _first_match(self, name: str | None, address: IPv4Address, port: int, shown: str) -> Decision:
+        passed = False
         for rule, network in self._rules:
             if rule.ports and port not in rule.ports:
                 continue
             if rule.domain is not None and (name is None or not matches(rule.domain, name)):
+                passed = passed or (name is None and rule.action == "deny")
                 continue
             if rule.cidr is not None and (network is None or address not in network):
                 continue
             if rule.action == "allow":
-                return Decision(True, f"rule: {_text(rule)}")
+                # Who names a network means it, whatever it is called.
+                return Decision(True, f"rule: {_text(rule)}", passed and not (network and network.prefixlen))
             return Decision(False, f"{shown} port {port} is denied by the rule `{_text(rule)}`")
-        return self._by_preset(name, shown, port)
+        decision = self._by_preset(name, shown, port)
+        return replace(decision, unless_named=True) if passed and decision.allowed else decision
+
+    @cached_property
+    def denied_names(self) -> frozenset[str]:
+        """Those that rules spell out."""
+        rules = self.policy.rules
+        return frozenset(
+            rule.domain for rule in rules if rule.action == "deny" and rule.domain and "*" not in rule.domain
+        )
 
     def _by_preset(self, name: str | None, shown: str, port: int | None = None) -> Decision:
         preset = self.policy.preset

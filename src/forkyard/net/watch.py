@@ -18,6 +18,7 @@ from forkyard.errors import ForkyardError
 from forkyard.guest.base import SocketOwner
 from forkyard.models.network import EgressRecord, Verdict
 from forkyard.net.base import Network, OwnerOf
+from forkyard.net.denied import DeniedNames
 from forkyard.net.limits import Bucket, Meter
 from forkyard.net.outside import Outside, Request
 from forkyard.net.policy import Decision, Gate
@@ -34,6 +35,9 @@ _RECORDS_PER_S, _RECORDS_BURST = 200.0, 2000.0
 #: So are HTTP requests: of one connection there may be any number.
 _REQUESTS_PER_S, _REQUESTS_BURST = 50.0, 500.0
 _PATH_CHARS = 512
+#: Names that no rule spells out can carry data out, letter by letter: so few new ones, and none that is very long.
+_NEW_NAMES_PER_S, _NEW_NAMES_BURST = 2.0, 200.0
+_LONGEST_UNNAMED = 128
 #: What is proposed to those who had none.
 _SOME_BUDGET_BYTES = 2**20
 #: Stand for names that are only replayed. Nothing outside has such an address (RFC 2544).
@@ -107,6 +111,9 @@ class Watch:
         self._unwritten = 0
         self._requests = Bucket(_REQUESTS_PER_S, _REQUESTS_BURST)
         self._unwritten_requests = 0
+        self._new_names = Bucket(_NEW_NAMES_PER_S, _NEW_NAMES_BURST)
+        self._asked: dict[str, float] = {}
+        self._denied = DeniedNames(outside.resolver)
         self.network = network
         self.gate = Gate(sandbox_id, network.egress, outside.presets)
         self.update(network)
@@ -129,8 +136,35 @@ class Watch:
             return False
 
     def decide(self, name: str | None, address: str, port: int) -> Decision:
+        """Without a name: as far as is known where the names lead that are denied (`learn_denied`)."""
         parsed = IPv4Address(address)
-        return self.gate.connection(name, parsed, port, own=is_own(parsed))
+        own = is_own(parsed)
+        decision = self.gate.connection(name, parsed, port, own=own)
+        if decision.unless_named:
+            for denied in self._denied.leading_to(self.gate.denied_names, address):
+                if not (other := self.gate.connection(denied, parsed, port, own=own)).allowed:
+                    return other
+        return decision
+
+    async def learn_denied(self) -> None:
+        await self._denied.learn(self.gate.denied_names)
+
+    def too_much(self, name: str) -> str | None:
+        """Why a name may not be looked up although the policy allows it."""
+        if self.gate.exactly(name):
+            return None
+        if len(name) > _LONGEST_UNNAMED:
+            return f"a name of more than {_LONGEST_UNNAMED} letters that no rule spells out"
+        now = time.monotonic()
+        if now - self._asked.pop(name, now - 1e9) > 3600 and not self._new_names.take():
+            return "too many different names in a short time"
+        self._asked[name] = now
+        if len(self._asked) > 4096:
+            del self._asked[next(iter(self._asked))]
+        return None
+
+    async def close(self) -> None:
+        await self._denied.close()
 
     async def addresses(self, name: str) -> list[str]:
         """Of an allowed name: those that may be given to the guest. Raises `OSError`, `PrivateOnly`."""
