@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -71,6 +72,11 @@ def _until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def _session(api: httpx.Client, vm: str, session_id: str) -> dict[str, Any]:
+    rows = api.get(f"/v1/vms/{vm}/pty/sessions").json()["sessions"]
+    return dict(next(row for row in rows if row["sessionId"] == session_id))
 
 
 def _key(daemon: Daemon) -> dict[str, str]:
@@ -214,6 +220,16 @@ def test_what_cannot_be_opened_says_why(
     assert json.loads(refused.value.response.body or b"")["code"] == code
 
 
+def test_a_session_is_closed_as_the_user_whose_it_is(daemon: Daemon, api: httpx.Client, vm: str, tidy: None) -> None:
+    where = f"/v1/vms/{vm}/pty/sessions/mine"
+    with _open(daemon, vm, exec="sleep 600", sessionId="mine"):
+        refused = api.delete(where, headers={"X-Freestyle-Vm-Linux-User-Id": "bob"})
+        assert (refused.status_code, refused.json()["code"]) == (403, "SESSION_USER_MISMATCH")
+        session = _session(api, vm, "mine")
+        assert session["running"]
+        assert api.delete(where, headers={"X-Freestyle-Vm-Linux-User-Id": session["user"]}).status_code == 200
+
+
 def test_a_session_is_opened_once(daemon: Daemon, vm: str, tidy: None) -> None:
     with _open(daemon, vm, exec="sleep 600", sessionId="one"):
         with pytest.raises(InvalidStatus) as refused, _open(daemon, vm, sessionId="one"):
@@ -280,8 +296,8 @@ def test_a_session_that_has_ended_is_shown_with_its_end(daemon: Daemon, api: htt
             closed = _closed(again).rcvd
             assert closed is not None
             assert closed.code == 1000
-    (session,) = api.get(f"/v1/vms/{vm}/pty/sessions").json()["sessions"]
-    assert (session["running"], session["attachedCount"]) == (False, 0)
+    _until(lambda: _session(api, vm, "ended")["attachedCount"] == 0)
+    assert not _session(api, vm, "ended")["running"]
 
 
 def test_keys_after_the_end_of_a_program_break_nothing(daemon: Daemon, vm: str, tidy: None) -> None:

@@ -233,8 +233,9 @@ def test_a_vm_without_ports_has_no_domain(api: httpx.Client) -> None:
 
 def test_what_is_no_id_of_a_vm_is_told_from_one_that_is_not_there(api: httpx.Client) -> None:
     for name, status, code in (("no-vm", 400, "INVALID_VM_ID"), (NOBODY, 404, "VM_NOT_FOUND")):
-        answer = api.get(f"/v1/vms/{name}")
-        assert (answer.status_code, answer.json()["code"]) == (status, code)
+        for path in ("", "/pty/sessions", "/terminals"):
+            answer = api.get(f"/v1/vms/{name}{path}")
+            assert (answer.status_code, answer.json()["code"]) == (status, code)
 
 
 def test_a_vm_that_is_being_suspended_says_so() -> None:

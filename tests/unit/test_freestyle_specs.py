@@ -337,3 +337,21 @@ def test_a_unit_keeps_its_name_and_whether_it_remains() -> None:
     assert job.service is not None and server.service is not None
     assert (job.service.name, job.service.remain) == ("MyJob", False)
     assert (server.service.name, server.service.remain) == ("dev.server@1", None)
+
+
+@pytest.mark.parametrize(
+    ("given", "limit", "within_s"),
+    [
+        ({"startLimitBurst": 3, "startLimitIntervalSec": 60}, 3, 60),
+        ({"startLimitBurst": 3}, 3, 10),
+        ({"startLimitIntervalSec": 60}, 5, 60),
+        ({"startLimitBurst": 3, "startLimitIntervalSec": 0}, None, 10),
+        ({}, None, 10),
+    ],
+)
+def test_a_unit_has_the_start_limit_it_was_given(given: dict[str, int], limit: int | None, within_s: float) -> None:
+    (step,) = plan(
+        systemd={"services": [{"name": "a", "exec": ["x"], "restartPolicy": {"policy": "always", **given}}]}
+    ).own
+    assert step.service is not None
+    assert (step.service.start_limit, step.service.start_limit_s) == (limit, within_s)

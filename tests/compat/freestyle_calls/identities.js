@@ -57,6 +57,15 @@ call('permissions.git.list', async (y) => {
   assert.deepEqual(repositories.map((one) => [one.id, one.permissions]), [[y.repoId, 'write']])
 })
 
+call('permissions.git.list: in pages', async (y) => {
+  const { repoId } = await y.fs.git.repos.create({})
+  await y.identity.permissions.git.grant({ repoId, permission: 'read' })
+  const page = async (cursor) => (await y.identity.permissions.git.list({ limit: 1, cursor })).repositories.map((one) => one.id)
+  const found = [...await page(), ...await page('1'), ...await page('2')]
+  assert.deepEqual(found.sort(), [y.repoId, repoId].sort())
+  await y.fs.git.repos.delete({ repoId })
+})
+
 call('permissions.git.revoke', async (y) => {
   await y.identity.permissions.git.revoke({ repoId: y.repoId })
   await fails('PERMISSION_NOT_FOUND', () => y.identity.permissions.git.get({ repoId: y.repoId }))

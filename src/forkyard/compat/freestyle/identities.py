@@ -78,8 +78,10 @@ class Identities:
     # ── repositories ─────────────────────────────────────────────────────────────────────────────────────────────
 
     async def repos(self, call: Call) -> Response:
-        rows = []
-        for grant in await self._identities.repo_grants((await self._found(call)).id):
+        limit, offset = call.number("limit", MOST, 1, MOST), call.number("offset", 0, 0, MOST)
+        grants = await self._identities.repo_grants((await self._found(call)).id)
+        rows: list[dict[str, Any]] = []
+        for grant in grants[offset : offset + limit]:
             record = (await self._hosting.repositories.get(grant.repo_id)).record
             rows.append(
                 {
@@ -90,7 +92,7 @@ class Identities:
                     "visibility": record.visibility,
                 }
             )
-        return done({"repositories": rows})
+        return done({"repositories": rows, "offset": offset + len(rows), "total": len(grants)})
 
     async def repo(self, call: Call) -> Response:
         grant = await self._repo_grant(call)

@@ -131,7 +131,7 @@ class Inside:
     async def stats(self, call: Call) -> Response:
         """As the guest says: not to be relied on for anything that counts."""
         vm = (await self._vms.living(call)).id
-        every_s = call.number("interval_ms", 1000, 100, 10_000) / 1000
+        every_s = min(max(call.number("interval_ms", 1000), 100), 10_000) / 1000
         info = await self._control.sandboxes.get(vm)
 
         async def lines() -> AsyncIterator[bytes]:

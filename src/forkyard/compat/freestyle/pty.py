@@ -20,6 +20,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from forkyard.compat.freestyle.calls import USER_HEADER, Call, done
 from forkyard.compat.freestyle.errors import Refused
 from forkyard.compat.freestyle.notes import Note
+from forkyard.compat.freestyle.vms import Vms
 from forkyard.control.following import Feed
 from forkyard.control.ground import new_id
 from forkyard.control.identities import Principal
@@ -51,20 +52,21 @@ class _Session:
 
 
 class Pty:
-    def __init__(self, control: ControlPlane) -> None:
+    def __init__(self, control: ControlPlane, vms: Vms) -> None:
         self._control = control
+        self._vms = vms
         self._sessions: dict[tuple[str, str], _Session] = {}
 
     # ── over HTTP ────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def listed(self, call: Call) -> Response:
-        vm = call.path["vm"]
+        vm = (await self._vms.living(call)).id
         return done({"sessions": [self._row(vm, info) for info in await self._all(vm)]})
 
     async def close(self, call: Call) -> Response:
-        vm, session_id = call.path["vm"], call.path["session"]
+        vm, session_id = (await self._vms.living(call)).id, call.path["session"]
         async with self._control.sandboxes.use(vm) as guest:
-            info = await self._found(vm, session_id)
+            info = await self._found(vm, session_id, call.request.headers.get(USER_HEADER))
             if info.running:
                 await guest.signal(info.id, signal.SIGKILL)
                 async with asyncio.timeout(CLOSE_S), guest.attach(info.id) as execution:
@@ -77,10 +79,13 @@ class Pty:
         async with self._control.sandboxes.use(vm) as guest:
             return [info for info in await guest.execs() if info.label == LABEL]
 
-    async def _found(self, vm: str, session_id: str) -> ExecInfo:
+    async def _found(self, vm: str, session_id: str, user: str | None) -> ExecInfo:
+        """`user`: whose it is to be, if somebody said so."""
         _checked(session_id)
         for info in await self._all(vm):
             if info.id == session_id:
+                if user is not None and user != info.user:
+                    raise Refused(403, "SESSION_USER_MISMATCH", f"session {info.id} is of {info.user!r}")
                 return info
         raise Refused(404, "SESSION_NOT_FOUND", f"there is no session {session_id!r}")
 
@@ -107,13 +112,11 @@ class Pty:
 
     async def serve(self, socket: WebSocket, _who: Principal, path: dict[str, str]) -> None:
         """Raises before the socket is accepted, and never after."""
-        vm = path["vm"]
+        vm = (await self._vms.found(path["vm"])).id
         size = _size(socket.query_params.get("cols"), 80), _size(socket.query_params.get("rows"), 24)
         given = socket.headers.get(USER_HEADER)
         if "session" in path:
-            info = await self._found(vm, path["session"])
-            if given is not None and given != info.user:
-                raise Refused(403, "SESSION_USER_MISMATCH", f"session {info.id} is of {info.user!r}")
+            info = await self._found(vm, path["session"], given)
             source = self._control.following.attach(vm, info.id)
         else:
             source = self._control.following.execute(vm, await self._wanted(socket, vm, given or "root", size))

@@ -72,7 +72,7 @@ class Parts:
         self.vms = Vms(control, hosting, builds, self.background, self.domains)
         self.inside = Inside(control, self.vms)
         self.terminals = Terminals(control, self.vms)
-        self.pty = Pty(control)
+        self.pty = Pty(control, self.vms)
         self.systemd = Systemd(control, self.vms)
         self.git = Git(hosting)
         self.content = GitContent(hosting, self.git)

@@ -27,6 +27,7 @@ _WAITS = "freestyle-wait-for-"
 _SETUP_ONLY = ("freestyle-run-command-", _WAITS)
 _NO_LIMIT_S = 86400.0
 _UNIT_S = 3600.0
+_BURST = 5
 _OUTSIDE_PORT = 443
 #: Nothing is to be seen from outside.
 NO_PORT = 0
@@ -343,10 +344,18 @@ def service_fields(unit: models.Unit, gone: set[str] | frozenset[str] = frozense
         "wanted_by": unit.wanted_by,
         "watchdog_s": unit.watchdog_s or None,
         "remain": unit.remain,
+        **_start_limit(restart),
         "enabled": unit.enable is not False,
         "ready_timeout_s": limit_s,
     }
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _start_limit(restart: models.UnitRestart) -> dict[str, Any]:
+    """As systemd has it: one number given brings its default of the other, and a zero means none."""
+    if restart.burst is restart.interval_s is None or restart.burst == 0 or restart.interval_s == 0:
+        return {}
+    return {"start_limit": restart.burst or _BURST, "start_limit_s": restart.interval_s}
 
 
 def _patches(layer: models.Layer) -> Iterator[Step]:

@@ -206,7 +206,9 @@ class Vms:
         return done(build_row(await self._builds.get(build_id)))
 
     async def living(self, call: Call) -> SandboxInfo:
-        vm = call.path["vm"]
+        return await self.found(call.path["vm"])
+
+    async def found(self, vm: str) -> SandboxInfo:
         if _ID.fullmatch(vm) is None:
             raise Refused(400, "INVALID_VM_ID", f"{vm[:64]!r} is no id of a VM")
         try:
