@@ -14,7 +14,8 @@ _MODULES = {
     "forkyard.sdk._sync.sandbox": ("Sandbox",),
     "forkyard.sdk._sync.snapshots": ("Snapshot",),
     "forkyard.sdk._sync.builds": ("Build",),
-    "forkyard.sdk._sync.dev_servers": ("DevServer",),
+    "forkyard.sdk._sync.dev_servers": ("RunningDevServer",),
+    "forkyard.sdk.dev_server": ("DevServer",),
     "forkyard.sdk._sync.services": ("Services",),
     "forkyard.sdk._sync.code": ("CodeStream", "Contexts"),
     "forkyard.sdk.spec": ("Spec",),
@@ -30,7 +31,7 @@ _MODULES = {
     "forkyard.sdk._async.sandbox": ("AsyncSandbox",),
     "forkyard.sdk._async.snapshots": ("AsyncSnapshot",),
     "forkyard.sdk._async.builds": ("AsyncBuild",),
-    "forkyard.sdk._async.dev_servers": ("AsyncDevServer",),
+    "forkyard.sdk._async.dev_servers": ("AsyncRunningDevServer",),
     "forkyard.sdk._async.services": ("AsyncServices",),
     "forkyard.sdk._async.code": ("AsyncCodeStream", "AsyncContexts"),
     "forkyard.sdk._async.process": ("AsyncProcess",),
@@ -203,7 +204,6 @@ __all__ = [
     "AsyncBuild",
     "AsyncCodeStream",
     "AsyncContexts",
-    "AsyncDevServer",
     "AsyncEgress",
     "AsyncExecStream",
     "AsyncFiles",
@@ -211,6 +211,7 @@ __all__ = [
     "AsyncForward",
     "AsyncProcess",
     "AsyncRepo",
+    "AsyncRunningDevServer",
     "AsyncSandbox",
     "AsyncSandboxGit",
     "AsyncServices",
@@ -344,6 +345,7 @@ __all__ = [
     "RunInfo",
     "RunLog",
     "RunOutcome",
+    "RunningDevServer",
     "Sandbox",
     "SandboxAction",
     "SandboxBusy",
@@ -570,7 +572,7 @@ if TYPE_CHECKING:
     from forkyard.sdk._async.builds import AsyncBuild
     from forkyard.sdk._async.client import AsyncForkyard
     from forkyard.sdk._async.code import AsyncCodeStream, AsyncContexts
-    from forkyard.sdk._async.dev_servers import AsyncDevServer
+    from forkyard.sdk._async.dev_servers import AsyncRunningDevServer
     from forkyard.sdk._async.egress import AsyncEgress
     from forkyard.sdk._async.execution import AsyncExecStream
     from forkyard.sdk._async.files import AsyncFiles, AsyncWatch
@@ -585,7 +587,7 @@ if TYPE_CHECKING:
     from forkyard.sdk._sync.builds import Build
     from forkyard.sdk._sync.client import Forkyard
     from forkyard.sdk._sync.code import CodeStream, Contexts
-    from forkyard.sdk._sync.dev_servers import DevServer
+    from forkyard.sdk._sync.dev_servers import RunningDevServer
     from forkyard.sdk._sync.egress import Egress
     from forkyard.sdk._sync.execution import ExecStream
     from forkyard.sdk._sync.files import Files, Watch
@@ -598,6 +600,7 @@ if TYPE_CHECKING:
     from forkyard.sdk._sync.snapshots import Snapshot
     from forkyard.sdk._sync.terminal import Terminal
     from forkyard.sdk.code import CodeOutcome, CodeRaised
+    from forkyard.sdk.dev_server import DevServer
     from forkyard.sdk.results import CommandFailed, ExecResult, ForkOutcome, OutputChunk
     from forkyard.sdk.spec import Spec
     from forkyard.sdk.worktree import (

@@ -14,6 +14,7 @@ import pytest
 
 from forkyard import (
     Conflict,
+    DevServer,
     DevServerFailed,
     DevServerNotFound,
     Forkyard,
@@ -21,6 +22,7 @@ from forkyard import (
     RepoNotFound,
     RevisionNotFound,
     ServiceNotReady,
+    Spec,
     SpecAction,
 )
 from forkyard.control import services
@@ -73,8 +75,8 @@ def serve(fy: Forkyard, daemon: Daemon, tmp_path: Path) -> Callable[..., Any]:
         "GIT_CONFIG_VALUE_0": "http://git.forkyard.internal/",
     }
 
-    def create(repo: str | None, **fields: Any) -> Any:
-        return fy.dev_servers.create(repo, path=str(tmp_path / "repo"), env=inside, **fields)
+    def create(repo: str | DevServer | None, **fields: Any) -> Any:
+        return fy.dev_servers.create(repo, **{"path": str(tmp_path / "repo"), "env": inside, **fields})
 
     return create
 
@@ -99,6 +101,27 @@ def test_a_repository_is_cloned_understood_and_served(
     assert [one.id for one in fy.dev_servers.list()] == [server.id] == [fy.dev_servers.get("web").id]
     with pytest.raises(Conflict, match="another name"):
         serve("app", name="web")
+
+
+def test_a_dev_server_may_be_described_first(
+    fy: Forkyard, serve: Callable[..., Any], started: list[Service], tmp_path: Path
+) -> None:
+    fy.git.create("template", files={"app.txt": "1"})
+    (tmp_path / "brought").mkdir()
+    (tmp_path / "brought" / "file").write_text("x")
+    described = DevServer("mine", "template", "make serve", 4000, sandbox={"labels": {"a": "b"}})
+    server = serve(described, name="web")
+    assert (server.info.repo_url, server.info.command, server.info.port) == ("mine", "make serve", 4000)
+    assert server.sandbox().info.labels["a"] == "b" and server.sandbox().info.persistence == "persistent"
+    with pytest.raises(InvalidRequest, match="port"):
+        fy.dev_servers.create(DevServer("mine", port=70000))
+    # What a spec of its machine brings along is sent ahead.
+    spec = Spec().add(tmp_path / "brought", str(tmp_path / "there"))
+    serve(
+        DevServer("mine", command="x", sandbox={"spec": spec}, path=str(tmp_path / "other")),
+        path=str(tmp_path / "third"),
+    )
+    assert (tmp_path / "there" / "file").exists() and (tmp_path / "third").is_dir()
 
 
 def test_a_push_brings_it_to_the_new_commit_and_restarts_it(

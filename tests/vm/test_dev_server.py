@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from forkyard import DevServer, Repo
+from forkyard import Repo, RunningDevServer
 
 from .conftest import Daemon
 from .previews import get
@@ -39,7 +39,7 @@ WITH_DEPENDENCY = {
 }
 
 
-def pushed(repo: Repo, server: DevServer, files: dict[str, str]) -> str:
+def pushed(repo: Repo, server: RunningDevServer, files: dict[str, str]) -> str:
     """What its preview shows after a push."""
     sha = repo.commit("change", files).sha
     deadline = time.monotonic() + 240

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 from forkyard.models import Page, SandboxInfo
 from forkyard.models.dev_servers import DevServerInfo, DevServerLogs, OnPush
-from forkyard.sdk import validation, wire
+from forkyard.sdk import wire
+from forkyard.sdk._async.images import send_ahead
 from forkyard.sdk._async.sandbox import AsyncSandbox
 from forkyard.sdk._async.transport import AsyncTransport
-from forkyard.sdk.spec import checked
+from forkyard.sdk.dev_server import DevServer
 
 
-class AsyncDevServer:
+class AsyncRunningDevServer:
     """A repository that is served from a sandbox. Leaving its `with` block deletes it."""
 
     def __init__(self, transport: AsyncTransport, info: DevServerInfo) -> None:
@@ -77,63 +79,66 @@ class AsyncDevServers:
 
     async def create(
         self,
-        repo: str | None = None,
+        repo: str | DevServer | None = None,
         *,
         template_repo: str | None = None,
         branch: str | None = None,
         command: str | None = None,
         install: str | None = None,
-        port: int = 3000,
-        path: str = "/repo",
+        port: int | None = None,
+        path: str | None = None,
         user: str | None = None,
         env: Mapping[str, str] | None = None,
-        on_push: OnPush = "restart",
+        on_push: OnPush | None = None,
         secret: str | None = None,
         name: str | None = None,
-        ready_timeout_s: float = 300.0,
+        ready_timeout_s: float | None = None,
         sandbox: Mapping[str, Any] | None = None,
         timeout_s: float = wire.CREATE_S,
-    ) -> AsyncDevServer:
+    ) -> AsyncRunningDevServer:
         """Serve a repository: a hosted one (its name), or a url. Returns when it answers.
 
         With `template_repo` (hosted, or a url), `repo` is made of it first. How to install and start it is found out from
-        its files (bun, pnpm, yarn, npm, uv, pip), unless `install` or `command` say so; it is told its `port` as $PORT. A
-        push to its `branch` reloads it: `restart`, `pull` (for servers that see changed files themselves), or `ignore`.
-        `sandbox`: of the machine, as for `sandboxes.create`: `memory_mib`, `spec`, `network`, `secrets` …
+        its files (bun, pnpm, yarn, npm, uv, pip), unless `install` or `command` say so; it is told its `port` as $PORT
+        (3000). A push to its `branch` reloads it: `restart` (the default), `pull` (for servers that see changed files
+        themselves), or `ignore`. `sandbox`: of the machine, as for `sandboxes.create`: `memory_mib`, `spec`, `network`,
+        `secrets` … All of it may be said as a `DevServer` instead; what stands beside one goes before it.
         """
-        wanted = {"persistence": "persistent", **(sandbox or {})}
-        if wanted.get("spec") is not None:
-            wanted["spec"] = checked(wanted["spec"])
-        if wanted.get("network") is not None:
-            wanted["network"] = validation.network_policy(wanted["network"])
-        request = validation.dev_server_create(
-            repo=repo,
-            template_repo=template_repo,
-            branch=branch,
-            command=command,
-            install=install,
-            port=port,
-            path=path,
-            user=user,
-            env=dict(env or {}),
-            on_push=on_push,
-            secret=secret,
-            name=name,
-            ready_timeout_s=ready_timeout_s,
-            sandbox=wanted,
-        )
+        options: dict[str, Any] = {
+            "template_repo": template_repo,
+            "branch": branch,
+            "command": command,
+            "install": install,
+            "port": port,
+            "path": path,
+            "user": user,
+            "env": env,
+            "on_push": on_push,
+            "secret": secret,
+            "name": name,
+            "ready_timeout_s": ready_timeout_s,
+            "sandbox": sandbox,
+        }
+        given = {name: value for name, value in options.items() if value is not None}
+        server = replace(repo, **given) if isinstance(repo, DevServer) else DevServer(repo, **given)
+        request = server.request()
+        if (spec := server.sandbox.get("spec")) is not None:
+            await send_ahead(self._transport, spec)
         body = request.model_dump(mode="json", exclude_unset=True)
         answer = await self._transport.request("POST", "/dev-servers", body=body, timeout_s=timeout_s)
-        return AsyncDevServer(self._transport, wire.parse(DevServerInfo, answer.content))
+        return AsyncRunningDevServer(self._transport, wire.parse(DevServerInfo, answer.content))
 
-    async def get(self, id_or_name: str) -> AsyncDevServer:
+    async def get(self, id_or_name: str) -> AsyncRunningDevServer:
         answer = await self._transport.request("GET", f"/dev-servers/{wire.segment(id_or_name)}")
-        return AsyncDevServer(self._transport, wire.parse(DevServerInfo, answer.content))
+        return AsyncRunningDevServer(self._transport, wire.parse(DevServerInfo, answer.content))
 
-    async def list(self) -> list[AsyncDevServer]:
+    async def list(self) -> list[AsyncRunningDevServer]:
         """Newest first."""
         answer = await self._transport.request("GET", "/dev-servers")
-        return [AsyncDevServer(self._transport, info) for info in wire.parse(Page[DevServerInfo], answer.content).items]
+        return [
+            AsyncRunningDevServer(self._transport, info)
+            for info in wire.parse(Page[DevServerInfo], answer.content).items
+        ]
 
     async def delete(self, id_or_name: str) -> None:
         """With its sandbox. The repository stays."""
