@@ -75,6 +75,9 @@ def show_one(app: App, sandbox_id: str, name: str) -> None:
 @click.option("--start-limit", type=int, help="So many starts within 10s, or --start-limit-time, and it has failed.")
 @click.option("--start-limit-time", "start_limit_s", type=seconds)
 @click.option("--watchdog", "watchdog_s", type=seconds, help="It must say so this often that it is alive (sd_notify).")
+@click.option(
+    "--remain/--no-remain", default=None, help="It counts as up when it has ended well. Default: a oneshot does."
+)
 @click.option("--env", "-e", multiple=True, callback=pairs, metavar="KEY=VALUE")
 @click.option("--user")
 @click.option("--group", help="Default: that of the user.")

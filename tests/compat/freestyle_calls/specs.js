@@ -204,6 +204,29 @@ call('with-nodejs: runCode', async (y) => {
   const vm = await built(y, new y.sdk.VmSpec().with('js', new VmNodeJs({ version: '26' })))
   const done = await vm.js.runCode('console.log(JSON.stringify({ n: 6 * 7 }))')
   assert.deepEqual(done.result, { n: 42 })
+  y.node = vm
+}, VM)
+
+call('with-nodejs: install', async (y) => {
+  await y.node.exec('mkdir -p /srv/js')
+  const done = await y.node.js.install({ directory: '/srv/js', deps: { 'is-number': '7.0.0' } })
+  assert(done.success, done.stderr)
+  const ran = await y.node.js.runCode({ code: "console.log(JSON.stringify(require('is-number')(7)))", workdir: '/srv/js' })
+  assert.equal(ran.result, true)
+  await y.node.delete()
+}, VM)
+
+call('VmBaseImage: an image of a runtime', async (y) => {
+  const vm = await built(y, new y.sdk.VmSpec().baseImage(new y.sdk.VmBaseImage().from('python:slim').runCommands('python3 --version > /opt/which')))
+  assert.match((await vm.exec('cat /opt/which; systemctl is-system-running')).stdout, /^Python 3/)
+  await vm.delete()
+}, VM)
+
+call('VmSpec: users of the system, and groups that are not there', async (y) => {
+  const users = [{ name: 'svc', system: true }, { name: 'ann', groups: ['nobodyhas'] }]
+  const vm = await built(y, new y.sdk.VmSpec().users(users))
+  const shown = await vm.exec('getent passwd svc | cut -d: -f6,7; id -Gn ann')
+  assert.equal(shown.stdout, '/:/usr/sbin/nologin\nann nobodyhas\n')
   await vm.delete()
 }, VM)
 
