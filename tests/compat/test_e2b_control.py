@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,7 +47,7 @@ def built(api: httpx.Client, name: str, **body: Any) -> str:
     build = f"/templates/{asked['templateID']}/builds/{asked['buildID']}"
     assert api.post(f"/v2{build}", json={"fromImage": "debian:12"}).status_code == 202
     while (status := api.get(f"{build}/status").json())["status"] in ("building", "waiting"):
-        pass
+        time.sleep(0.05)
     assert status["status"] == "ready", status
     return str(asked["templateID"])
 
@@ -218,3 +219,66 @@ def test_a_rule_that_cannot_be_followed_is_refused(
         assert answer.status_code == 400, answer.text
         assert is_error(answer)
         assert says in answer.json()["message"]
+
+
+def test_servers_for_names_are_reached_where_names_are_allowed(api: httpx.Client, daemon: Daemon) -> None:
+    def rules_of(**network: Any) -> list[tuple[str, str | None]]:
+        sandbox = made(api, network=network)
+        found = looked_at(api, sandbox)
+        assert found["network"] == network
+        machines = daemon.host.world.machines.items()
+        (policy,) = [
+            one.network.egress for key, one in machines if key.sandbox_id == sandbox["sandboxID"] and one.network
+        ]
+        assert api.delete(f"/sandboxes/{sandbox['sandboxID']}").status_code == 204
+        return [(rule.action, rule.cidr) for rule in policy.rules if rule.cidr is not None]
+
+    assert rules_of(allowOut=["example.com"], dnsServers=["1.1.1.1"]) == [("allow", "1.1.1.1/32")]
+    assert rules_of(allowOut=["192.0.2.1"], dnsServers=["1.1.1.1"]) == [("allow", "192.0.2.1/32")]
+    refused = api.post("/v2/sandboxes", json={"templateID": "base", "network": {"dnsServers": ["dns.example"]}})
+    assert refused.status_code == 400
+
+
+@pytest.mark.parametrize("field", ["egressProxy", "maskRequestHost", "httpsPorts"])
+def test_a_setting_of_the_network_that_is_not_served_says_so(api: httpx.Client, field: str) -> None:
+    given: dict[str, Any] = {"egressProxy": {"address": "a:1"}, "maskRequestHost": "a", "httpsPorts": [443]}
+    answer = api.post("/v2/sandboxes", json={"templateID": "base", "network": {field: given[field]}})
+    assert (answer.status_code, is_error(answer)) == (400, True)
+    assert f"network.{field} is not served here" in answer.json()["message"]
+
+
+# ── templates and volumes ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_room_that_a_template_is_to_have_makes_its_disk_larger(api: httpx.Client) -> None:
+    built(api, "roomy", minFreeDiskMb=20 * 1024)
+    sandbox = made(api, templateID="roomy")
+    assert looked_at(api, sandbox)["diskSizeMB"] == 28 * 1024
+    assert api.delete(f"/sandboxes/{sandbox['sandboxID']}").status_code == 204
+
+
+def test_a_template_starts_from_a_snapshot_as_its_user(api: httpx.Client, sandbox: dict[str, str]) -> None:
+    snapshot = api.post(f"/sandboxes/{sandbox['sandboxID']}/snapshots", json={}).json()["snapshotID"]
+    asked = api.post("/v3/templates", json={"name": "on-top"}).json()
+    build = f"/templates/{asked['templateID']}/builds/{asked['buildID']}"
+    body = {"fromTemplate": snapshot, "steps": [{"type": "RUN", "args": ["true"]}]}
+    assert api.post(f"/v2{build}", json=body).status_code == 202
+    while (status := api.get(f"{build}/status").json())["status"] in ("building", "waiting"):
+        time.sleep(0.05)
+    assert status["status"] == "ready", status
+
+
+@pytest.mark.parametrize("kind", ["aws", "gcp"])
+def test_a_registry_of_another_kind_is_refused(api: httpx.Client, kind: str) -> None:
+    asked = api.post("/v3/templates", json={"name": f"from-{kind}"}).json()
+    body = {"fromImage": "x.example.com/i:1", "fromImageRegistry": {"type": kind}}
+    answer = api.post(f"/v2/templates/{asked['templateID']}/builds/{asked['buildID']}", json=body)
+    assert (answer.status_code, is_error(answer)) == (400, True)
+    assert kind in answer.json()["message"]
+
+
+def test_a_volume_may_have_capitals_in_its_name(api: httpx.Client) -> None:
+    made_now = api.post("/volumes", json={"name": "MyData"})
+    assert (made_now.status_code, made_now.json()["name"]) == (201, "MyData")
+    assert api.post("/volumes", json={"name": "no/slash"}).status_code == 400
+    assert api.delete(f"/volumes/{made_now.json()['volumeID']}").status_code == 204

@@ -12,7 +12,7 @@ from forkyard.models.base import Answer, Request
 
 #: `rw`: what is written is the volume's, by one sandbox at a time. `ro`: nothing is written. `cow`: a copy of its own.
 VolumeMode = Literal["rw", "ro", "cow"]
-VolumeName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+VolumeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 CacheKind = Literal["npm", "pip"]
 #: Of one sandbox, caches included.
 MAX_VOLUMES = 4

@@ -18,8 +18,10 @@ import traceback
 from registry import CALLS, Yard
 
 ORDER = ("sandboxes", "commands", "files", "repositories", "sleep", "templates", "asynchronous", "end")
-#: What takes a machine of its own: services, memory, ports, disks.
-OF_MACHINES = ("starting", "machines", "volumes")
+#: What takes a machine of its own: services, packages, memory, ports, disks.
+OF_MACHINES = ("starting", "installing", "machines", "volumes")
+#: What takes a registry, which those of machines have not.
+OF_IMAGES = ("images",)
 
 
 def _number(version: str) -> tuple[int, ...]:
@@ -31,7 +33,7 @@ def main() -> None:
     for name in OF_MACHINES if listing or "COMPAT_VM" in os.environ else ():
         importlib.import_module(name)
     of_machines = len(CALLS)
-    for name in ORDER:
+    for name in (*(() if "COMPAT_VM" in os.environ else OF_IMAGES), *ORDER):
         importlib.import_module(name)
     if listing:
         print(json.dumps([(name, since, n < of_machines) for n, (name, since, _) in enumerate(CALLS)]))

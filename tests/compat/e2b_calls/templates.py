@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from registry import Yard, call, expect
+from registry import Yard, call, expect, until
 
 
 def _build(y: Yard, template: Any, name: str, **options: Any) -> Any:
@@ -129,6 +129,59 @@ def _(y: Yard) -> None:
     assert made.kill()
 
 
+@call("Template.build: min_free_disk_mb", "2.51")
+def _(y: Yard) -> None:
+    _build(y, y.e2b.Template().from_base_image().run_cmd("true"), f"{y.template}-roomy", min_free_disk_mb=20 * 1024)
+    made = y.e2b.Sandbox.create(f"{y.template}-roomy", timeout=300)
+    until(made.get_metrics, 30)
+    assert made.get_metrics()[-1].disk_total == 28 * 2**30
+    assert made.kill()
+
+
+@call("template.from_node_image, from_bun_image, from_image")
+def _(y: Yard) -> None:
+    for name, wanted in {
+        "node": y.e2b.Template().from_node_image("24"),
+        "bun": y.e2b.Template().from_bun_image("1"),
+        "image": y.e2b.Template().from_image("debian:12"),
+    }.items():
+        _build(y, wanted.run_cmd(f"echo {name} > {y.path('from.txt')}"), f"{y.template}-{name}")
+        made = y.e2b.Sandbox.create(f"{y.template}-{name}", timeout=300)
+        assert made.commands.run(f"cat {y.path('from.txt')}").stdout == f"{name}\n"
+        assert made.kill()
+
+
+@call("template.git_clone")
+def _(y: Yard) -> None:
+    origin, who = y.path("origin"), "git -c user.name=a -c user.email=a@example.com"
+    wanted = (
+        y.e2b.Template()
+        .from_base_image()
+        .set_envs(y.envs)
+        .run_cmd(
+            f"rm -rf {origin} && git init -q -b main {origin} && cd {origin} && echo it > it.txt && git add it.txt"
+        )
+        .run_cmd(f"cd {origin} && {who} commit -q -m it && rm -rf {y.path('cloned')}")
+        .git_clone(f"file://{origin}", y.path("cloned"), branch="main", depth=1)
+    )
+    _build(y, wanted, f"{y.template}-cloned")
+    made = y.e2b.Sandbox.create(f"{y.template}-cloned", timeout=300)
+    assert made.commands.run(f"cat {y.path('cloned/it.txt')}").stdout == "it\n"
+    assert made.kill()
+
+
+@call("Template.build: from_template (a snapshot)", "2.20")
+def _(y: Yard) -> None:
+    first = y.e2b.Sandbox.create(y.template, timeout=300)
+    snapshot = first.create_snapshot()
+    assert first.kill()
+    wanted = y.e2b.Template().from_template(snapshot.snapshot_id).run_cmd("echo on top of it > top.txt")
+    _build(y, wanted, f"{y.template}-snapped")
+    made = y.e2b.Sandbox.create(f"{y.template}-snapped", timeout=300)
+    assert made.commands.run("cat top.txt; pwd").stdout == f"on top of it\n{y.dir}\n"
+    assert made.kill()
+
+
 @call("Template.build_in_background, get_build_status")
 def _(y: Yard) -> None:
     # Of this run alone: a step that another has built says nothing.
@@ -185,6 +238,25 @@ def _(y: Yard) -> None:
     assert y.e2b.Secret.destroy(name) is True
     assert y.e2b.Secret.destroy(name) is False
     assert y.e2b.Secret.exists(name) is False
+
+
+@call("Secret.fill, Sandbox.create: network rules", "2.45")
+def _(y: Yard) -> None:
+    name = f"filled-{time.time_ns()}"
+    y.e2b.Secret.create(name, "sk-nobody-sees-this")
+    rules = {"api.example.com": [{"transform": {"headers": {"Authorization": f"Bearer {y.e2b.Secret.fill(name)}"}}}]}
+    made = y.e2b.Sandbox.create(timeout=300, network={"rules": rules, "allow_out": ["api.example.com"]})
+    told = made.get_info().network
+    assert told is not None
+    assert "sk-nobody-sees-this" not in str(told)
+    assert y.e2b.Secret.fill(name) in str(told)
+    assert "sk-nobody-sees-this" not in made.commands.run("env").stdout
+    made.update_network({"rules": rules})
+    made.update_network({})
+    wrong = {"api.example.com": [{"transform": {"headers": {"X": y.e2b.Secret.fill("no-such-secret")}}}]}
+    expect(y.e2b.SandboxException, lambda: made.update_network({"rules": wrong}), "no-such-secret")
+    assert made.kill()
+    assert y.e2b.Secret.destroy(name)
 
 
 @call("files.write: metadata", "2.63")

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 
 const CALLS = []
-const call = (name, check, since = '2.8') => CALLS.push([name, since, check])
+const call = (name, check, since = '2.3') => CALLS.push([name, since, check])
 
 call('Sandbox.create', async (y) => {
   const envs = process.env.COMPAT_PATH ? { PATH: process.env.COMPAT_PATH } : {}

@@ -78,7 +78,7 @@ call('commands.closeStdin', async (y) => {
   await handle.sendStdin('all of it')
   await y.sbx.commands.closeStdin(handle.pid)
   assert.equal((await handle.wait()).stdout, 'all of it')
-})
+}, { since: '2.51' })
 
 call('pty.create, sendInput, resize', async (y) => {
   let seen = ''
@@ -105,7 +105,7 @@ call('pty.connect, kill', async (y) => {
   await until(() => seen.includes('a2b'))
   assert.equal(await y.sbx.pty.kill(again.pid), true)
   assert.equal(await y.sbx.pty.kill(999_999), false)
-})
+}, { since: '2.51' })
 
 call('git.init, configureUser, add, commit, status', async (y) => {
   const repo = y.path('repo')
@@ -116,7 +116,7 @@ call('git.init, configureUser, add, commit, status', async (y) => {
   await y.sbx.git.add(repo)
   await y.sbx.git.commit(repo, 'first')
   assert.equal((await y.sbx.git.status(repo)).isClean, true)
-})
+}, { since: '2.51' })
 
 call('git.createBranch, checkoutBranch, branches, deleteBranch', async (y) => {
   const repo = y.path('repo')
@@ -125,9 +125,9 @@ call('git.createBranch, checkoutBranch, branches, deleteBranch', async (y) => {
   const found = await y.sbx.git.branches(repo)
   assert.deepEqual([found.currentBranch, found.branches.sort()], ['main', ['main', 'other']])
   await y.sbx.git.deleteBranch(repo, 'other', { force: true })
-})
+}, { since: '2.51' })
 
 call('git.clone, remoteGet', async (y) => {
   await y.sbx.git.clone(y.path('repo'), { path: y.path('cloned') })
   assert.equal(await y.sbx.git.remoteGet(y.path('cloned'), 'origin'), y.path('repo'))
-})
+}, { since: '2.51' })

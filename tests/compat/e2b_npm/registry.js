@@ -6,7 +6,7 @@ export { assert }
 // In the order they run: name, oldest version that has it, what is checked, and whether only a real machine can show it.
 export const CALLS = []
 
-export function call(name, check, { since = '2.51', vm = false } = {}) {
+export function call(name, check, { since = '2.7', vm = false } = {}) {
   assert(!CALLS.some(([known]) => known === name), name)
   CALLS.push([name, since, check, vm])
 }

@@ -26,7 +26,7 @@ call('Sandbox.create: allowInternetAccess, network', async (y) => {
   assert(await one.kill())
   const other = await y.e2b.Sandbox.create({ network: { allowOut: ['example.com'], denyOut: ['0.0.0.0/0'] } })
   assert(await other.kill())
-})
+}, { since: '2.51' })
 
 call('sandbox.isRunning', async (y) => assert.equal(await y.sbx.isRunning(), true))
 
@@ -101,7 +101,7 @@ call('sandbox.getMetrics: start, end', async (y) => {
   const found = await y.sbx.getMetrics({ start: new Date(now - day), end: new Date(now + 60_000) })
   assert(Math.abs(found.at(-1).timestamp.getTime() - now) < 60_000)
   assert.deepEqual(await y.sbx.getMetrics({ start: new Date(now - 2 * day), end: new Date(now - day) }), [])
-})
+}, { since: '2.51' })
 
 call('sandbox.getHost', async (y) => {
   assert(y.sbx.getHost(3000).startsWith(`3000-${y.sbx.sandboxId}.`))

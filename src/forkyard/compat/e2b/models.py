@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from ipaddress import IPv4Address
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, ValidationError
@@ -53,7 +54,7 @@ class Network(Body):
     deny_out: list[Text] = Field(default_factory=list, alias="denyOut", max_length=256)
     rules: dict[str, list[Rule]] | None = Field(None, max_length=64)
     egress_proxy: dict[str, Any] | None = Field(None, alias="egressProxy")
-    dns_servers: list[Any] | None = Field(None, alias="dnsServers")
+    dns_servers: list[IPv4Address] | None = Field(None, alias="dnsServers", max_length=10)
     mask_request_host: str | None = Field(None, alias="maskRequestHost")
     https_ports: list[Any] | None = Field(None, alias="httpsPorts")
     #: Of an update only.
@@ -61,7 +62,9 @@ class Network(Body):
 
     def told(self) -> dict[str, Any]:
         """As it was given, for whoever asks for it later."""
-        return self.model_dump(by_alias=True, exclude_none=True, exclude_unset=True, exclude={"allow_internet"})
+        return self.model_dump(
+            mode="json", by_alias=True, exclude_none=True, exclude_unset=True, exclude={"allow_internet"}
+        )
 
 
 class VolumeMount(Body):
@@ -147,6 +150,7 @@ class NewTemplate(Body):
     tags: Tags = Field(default_factory=list)
     cpus: int | None = Field(None, alias="cpuCount", ge=1, le=8)
     memory_mib: int | None = Field(None, alias="memoryMB", ge=128, le=16384)
+    free_mb: int | None = Field(None, alias="minFreeDiskMb", ge=0, le=1000 * 1024)
 
 
 class BuildStep(Body):

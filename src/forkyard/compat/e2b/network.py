@@ -28,7 +28,6 @@ def policy_of(network: Network | None, allow_internet: bool | None) -> NetworkPo
     given = network or Network()
     for name, value in (
         ("egressProxy", given.egress_proxy),
-        ("dnsServers", given.dns_servers),
         ("maskRequestHost", given.mask_request_host),
         ("httpsPorts", given.https_ports),
     ):
@@ -37,6 +36,9 @@ def policy_of(network: Network | None, allow_internet: bool | None) -> NetworkPo
     shut = allow_internet is False or any(one in _EVERYTHING for one in given.deny_out)
     try:
         rules = [_rule("allow", one) for one in given.allow_out]
+        # Names are looked up by the door, whichever server is asked; what else those do is allowed as it is there.
+        if any(rule.domain is not None for rule in rules):
+            rules += [_rule("allow", str(one)) for one in given.dns_servers or []]
         rules += [_rule("deny", one) for one in given.deny_out if one not in _EVERYTHING]
         egress = EgressPolicy(preset="none" if shut else "open", rules=rules, headers=_headers(given))
     except (ValidationError, ValueError):

@@ -31,10 +31,12 @@ def recipe_of(
     uploads: Mapping[str, str],
     *,
     base: Recipe | None,
+    snapshot: str | None,
     default_user: str,
     default_home: str,
 ) -> Recipe:
-    """`uploads`: by the client's hash. `base`: of the template it starts from."""
+    """`uploads`: by the client's hash. `base`: of the template it starts from; or it starts from a `snapshot`, with its
+    memory."""
     made = _Making(base, default_user, default_home, start.start_cmd is not None)
     for number, step in enumerate(start.steps, 1):
         made.step(str(number), step, uploads)
@@ -42,6 +44,8 @@ def recipe_of(
     origin: dict[str, Any] = {"base": "debian"}
     if base is not None:
         origin = {name: getattr(base.spec, name) for name in ("base", "image") if name in base.spec.model_fields_set}
+    elif snapshot is not None:
+        origin = {"base": snapshot}
     elif start.from_image is not None:
         origin = _origin(start.from_image)
     try:

@@ -31,6 +31,7 @@ from forkyard.store.templates import TemplateBuildRecord, TemplateRecord
 BASE = "base"
 PLAIN = frozenset({BASE, "code-interpreter-v1"})
 MAX_ENTRIES = 100
+DISK_GIB = 8
 UPLOAD_S = 3600
 _HASH = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
 _STATUS = {"waiting": "waiting", "building": "building", "ready": "ready", "error": "error"}
@@ -86,6 +87,8 @@ class TemplateRoutes:
         if name == BASE:
             raise Refused(409, f"{name!r} is the name of a template that is there already; choose another")
         wanted = {"vcpus": body.cpus, "memory_mib": body.memory_mib}
+        if body.free_mb:  # besides what a template usually has; what nobody writes takes no room
+            wanted["disk_gib"] = DISK_GIB + -(-body.free_mb // 1024)
         size = Size(**{field: value for field, value in wanted.items() if value is not None})
         tags = list(dict.fromkeys([*([tag] if tag else []), *body.tags]))
         made = await self._templates.request(models.checked_name(name), tags, size)
@@ -123,12 +126,8 @@ class TemplateRoutes:
         template = await self._found(request)
         build_id = str(request.path_params["build_id"])
         record = await self._build(template.id, build_id)
-        base = None
-        if body.from_template is not None:
-            origin = await self.origin(body.from_template)
-            if origin.snapshot is not None:
-                raise Refused(400, "a template cannot start from a snapshot here; start from a template or an image")
-            base = origin.recipe
+        origin = Origin(BASE, BASE) if body.from_template is None else await self.origin(body.from_template)
+        user = self._default_user if origin.user is None else User(origin.user)
         uploads = {}
         for one in body.steps:
             if one.files_hash and (upload := await self._templates.upload_of(one.files_hash)) is not None:
@@ -137,9 +136,10 @@ class TemplateRoutes:
             body,
             Size.model_validate(record.size),
             uploads,
-            base=base,
-            default_user=self._default_user.name,
-            default_home=self._default_user.home,
+            base=origin.recipe,
+            snapshot=origin.snapshot,
+            default_user=user.name,
+            default_home=origin.workdir or user.home,
         )
         wanted = BuildCreate(
             spec=recipe.spec, skip_cache=body.force, network=policy_of(None, None), registry=body.credentials()

@@ -27,7 +27,7 @@ class VolumeRoutes:
         try:
             wanted = VolumeCreate.model_validate({"name": body.name})
         except ValidationError:
-            raise Refused(400, "the name of a volume has up to 63 of a-z, 0-9 and any of . _ -") from None
+            raise Refused(400, "the name of a volume has up to 63 letters, digits and any of . _ -") from None
         made = await self._volumes.create(wanted, key_id=request.state.principal.id)
         return JSONResponse(self._told(made), 201)
 
