@@ -1,7 +1,8 @@
 """Our errors as Freestyle's clients know them. Pure.
 
 A client looks at `code` alone, and some try a create again for ever if they do not know it. So every answer that is an
-error has a code of theirs, and those of a create one that the oldest client has too.
+error has a code of theirs, and those of a create one that the oldest client has too, unless it came with a spec, which only
+newer ones send.
 """
 
 from __future__ import annotations
