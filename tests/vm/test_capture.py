@@ -203,8 +203,8 @@ def test_bytes_that_arrive_in_the_middle_of_a_capture_break_nobody(yard: Yard) -
         async with asyncio.timeout(30):
             reader, writer = await asyncio.open_unix_connection(str(child.agent_socket))
             writer.write(b"\necho answers\n")
-            while b"answers" not in await reader.readline():
-                pass
+            while b"answers" not in (line := await reader.readline()):
+                assert line, await child.wait()
             writer.close()
             await writer.wait_closed()
 

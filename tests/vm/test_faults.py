@@ -277,6 +277,9 @@ def clear(daemon: Daemon, fy: Forkyard) -> None:
         kept.delete()
     for volume in fy.volumes.list():
         fy.volumes.delete(volume.name)
+    deadline = time.monotonic() + 20  # a volume that was being folded is gone when that is over
+    while belongings(daemon) and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert belongings(daemon) == set(), "left behind"
 
 

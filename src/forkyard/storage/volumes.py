@@ -167,6 +167,7 @@ class Volumes:
         if len(self._disks.layers(version.disk)) <= longest:
             return
         disk = self._disks.new_path()
+        taken = False
         try:
             disk.touch(mode=0o600)
             os.chown(disk, _NOBODY, _NOBODY)
@@ -178,7 +179,10 @@ class Volumes:
                     folded = Version(**{**vars(version), "disk": disk})
                     self._write(folded)
                     self._known[volume_id][version.number] = folded
+                    taken = True
         finally:
+            if not taken:  # the volume went on, or away, meanwhile
+                disk.unlink(missing_ok=True)
             self._disks.release(disk)
 
     def _write(self, version: Version) -> None:
