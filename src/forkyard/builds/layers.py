@@ -18,7 +18,7 @@ from forkyard.models.bases import ImageConfig
 from forkyard.models.specs import Spec, Step
 
 #: A new number builds everything anew: how steps are done has changed.
-FORMAT = 4
+FORMAT = 5
 _SHOWN = 120
 #: Defaults of commands in a sandbox: the agent looks for them among its variables.
 USER, WORKDIR = "FORKYARD_USER", "FORKYARD_WORKDIR"

@@ -9,7 +9,7 @@ from forkyard.builds.managers import UV
 
 #: Exit code of `python` when nobody has that version.
 NOT_TO_BE_HAD = 44
-_PYTHONS, _LINKS = "/opt/python", "/usr/local/bin"
+_PYTHONS, _CURRENT, _LINKS = "/opt/pythons", "/opt/python", "/usr/local/bin"
 #: The newest npm that still runs on an old Node.js.
 _OLD_NPM = {14: 8, 16: 8, 18: 10}
 #: Without manuals, and without the headers for other processors, which are most of its files.
@@ -54,17 +54,18 @@ def python(version: str) -> str:
     """The base's own if it is that, else one that uv downloads. It runs code of contexts too, so it gets a kernel. Programs
     that its pip installs are found, for their directory is where the base looks first."""
     work = (
-        f"{UV}; export UV_PYTHON_INSTALL_DIR={_PYTHONS}/versions; "
+        f"{UV}; export UV_PYTHON_INSTALL_DIR={_PYTHONS}; "
         f"uv python install --no-bin {version} || exit {NOT_TO_BE_HAD}; found=$(uv python find --managed-python {version}); "
-        'bin=$(dirname "$(readlink -f "$found")"); rm -f "$bin"/../lib/python3*/EXTERNALLY-MANAGED; '
+        'found=$(readlink -f "$found"); bin=$(dirname "$found"); rm -f "$bin"/../lib/python3*/EXTERNALLY-MANAGED; '
         """series=$("$found" -c 'import sys; print("%d.%d" % sys.version_info[:2])'); """
         'uv pip install -q --python "$found" pip ipykernel; '
         'for name in python python3 "python$series"; do '
-        f'[ -e "$bin/$name" ] || ln -s "$(basename "$(readlink -f "$found")")" "$bin/$name"; done; '
+        '[ -e "$bin/$name" ] || ln -s "$(basename "$found")" "$bin/$name"; done; '
         'for name in pip pip3 "pip$series"; do '
         """printf '#!/bin/sh\\nexec "%s" -m pip "$@"\\n' "$bin/python3" > "$bin/$name"; chmod +x "$bin/$name"; done; """
-        f'ln -sfn "$bin" {_PYTHONS}/bin; '
         'for name in python python3 "python$series" pip pip3 "pip$series"; do '
-        f"ln -sf {_PYTHONS}/bin/$name {_LINKS}/$name; done; hash -r; python3 --version"
+        f'ln -sf "$bin/$name" {_LINKS}/$name; done; '
+        # All of it, and not `bin` alone: a Python looks for its library beside the directory it was found in.
+        f'ln -sfn "$(dirname "$bin")" {_CURRENT}; hash -r; python3 -c "import encodings"; python3 --version'
     )
     return _unless("python3 --version | cut -d' ' -f2", version, work)

@@ -332,8 +332,6 @@ def service_fields(unit: models.Unit, gone: set[str] | frozenset[str] = frozense
         "type": kind,
         "restart": restart.policy,
         "restart_s": restart.restart_s,
-        "start_limit": (restart.burst or None) if restart.interval_s != 0 else None,
-        "start_limit_s": restart.interval_s or None,
         "env": unit.env,
         "user": unit.user,
         "group": unit.group,
