@@ -32,7 +32,7 @@ class SecureDaemon(Daemon):
 
     async def _listen(self) -> None:
         await super()._listen()
-        context = tls.made_here(Authority.load_or_make(self.root), DOMAIN, lambda _: False)
+        context = tls.context(Authority.load_or_make(self.root), DOMAIN, lambda _: False)
         listening = socket.create_server(("127.0.0.1", self.tls_port))
         self.tls_port = listening.getsockname()[1]
         self._control.previews.address = Address(DOMAIN, "https", self.tls_port)
