@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
+import dns.message
+import dns.rcode
 import pytest
 
 from forkyard.models.network import EgressPolicy
@@ -57,6 +59,36 @@ async def test_too_many_connections_in_a_minute_are_refused(world: World) -> Non
     while (record := await world.record("tcp")).verdict != "denied":
         pass
     assert (record.reason or "").endswith(f"`forkyard egress set {record.sandbox_id} --connections 4`")
+
+
+async def test_who_was_refused_by_a_limit_is_known(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    await world.serve(GOOD, 9000, echo)
+    world.start(world.network(allow("good.example"), connections_per_minute=1))
+    await world.addresses("good.example")
+    _, writer = await world.open(GOOD, 9000)
+    assert await world.exchange(GOOD, 9000, b"x") == b"reset"
+    record = await world.record()
+    assert (record.verdict, record.exec_id, record.process) == ("denied", "exec_1", "curl (412)")
+    writer.close()
+
+    monkeypatch.setattr(door_module, "MOST_CONNECTIONS", 0)
+    world.owner = asyncio.Event().wait  # type: ignore[assignment]
+    began_s = time.monotonic()
+    answers = await asyncio.gather(*(world.exchange(GOOD, 9000, b"x") for _ in range(100)))
+    assert set(answers) == {b"reset"}
+    assert time.monotonic() - began_s < 2, "a guest that does not say is not waited for"
+
+
+async def test_a_spent_budget_ends_names_too_and_names_spend_it(world: World) -> None:
+    world.start(world.network(allow("good.example"), allow("shared.example"), byte_budget=150))
+    assert await world.addresses("good.example") == [GOOD]
+    assert world.door.traffic.bytes_out > 0
+    assert await world.addresses("good.example") == [GOOD]  # it may be overdrawn once
+    answer = await world.ask("shared.example")
+    assert (answer.rcode(), world.resolved) == (dns.rcode.REFUSED, ["good.example"] * 2)
+    while (record := await world.record("dns")).verdict != "denied":
+        pass
+    assert "byte budget of 150 bytes is used up" in (record.reason or "")
 
 
 async def test_too_many_connections_at_once_are_refused_and_the_others_live(

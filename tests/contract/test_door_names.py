@@ -109,6 +109,15 @@ async def test_names_that_are_claimed_carry_out_no_more_than_names_that_are_aske
     assert world.resolved[-1] == "good.example", "names that rules spell out go on"
 
 
+async def test_the_time_an_answer_took_counts_the_wait_for_who_asked(world: World) -> None:
+    world.owner = asyncio.Event().wait  # type: ignore[assignment]
+    world.start(world.network(allow("good.example")))
+    began_s = time.monotonic()
+    await world.addresses("good.example")
+    waited_ms = (time.monotonic() - began_s) * 1000
+    assert waited_ms - 40 < (await world.record("dns")).duration_ms <= waited_ms
+
+
 async def test_a_decision_about_a_name_takes_less_than_5_ms(world: World) -> None:
     world.start(world.network(*[allow(f"n{number}.example") for number in range(255)], allow("good.example")))
     times = []

@@ -96,7 +96,7 @@ FIGURES = (
     Figure("egress_share", "net", "download: of what the host's curl gets, or the guest can take", 50, "at_least", "%"),
     Figure("dns_decision", "net", "answer to a name, allowed or not", 5, "at_most"),
     Figure("preview_websockets", "net", "idle WebSockets through previews, each answering", 1000, "at_least", ""),
-    Figure("slot_ready", "net", "network slot from the pool", 10, "at_most"),
+    Figure("slot_ready", "net", "network slot from the pool, its door open", 10, "at_most"),
     Figure("git_clone_ratio", "git", "clone, 10,000 files and 2,000 commits: beside `git daemon`", 1.3, "at_most", "×"),
     Figure("git_commit_10_files", "git", "commit of 10 files through the API, p50", 50, "at_most"),
     Figure("git_pushes_lost", "git", "50 pushes to 50 repositories, then 20 to one: lost or damaged", 0, "at_most", ""),

@@ -29,7 +29,7 @@ from forkyard.bench.figures import Sample
 from forkyard.errors import HostFailure
 from forkyard.models.network import EgressPolicy, EgressRule
 from forkyard.net.base import GUEST_ADDRESS
-from forkyard.net.slots import DIRECTORY, Slots, open_socket
+from forkyard.net.slots import DIRECTORY, Slots, open_listeners, open_socket
 
 Say = Callable[[str], None]
 
@@ -155,7 +155,10 @@ async def slots(n: int) -> dict[str, Sample]:
             number = pool.claim(())
             assert number is not None
             await pool.prepare(number)
+            listeners = await open_listeners(pool.path(number))  # without a door it is of no use
             ready.append((time.perf_counter() - began) * 1000)
+            for listener in (listeners.tcp, listeners.dns_udp, listeners.dns_tcp):
+                listener.close()
             await pool.release(number)
     finally:
         await pool.stop()

@@ -25,6 +25,7 @@ import dns.rdatatype
 import dns.rrset
 
 from forkyard.guest.base import SocketOwner
+from forkyard.models.network import Verdict
 from forkyard.net.base import DOOR_ADDRESS, INTERNAL_DOMAIN
 from forkyard.net.limits import Bucket
 from forkyard.net.policy import normal
@@ -160,13 +161,16 @@ class DnsServer:
         else:
             found = await self._look_up(name, question.rdtype)
         packet = encode(query, found, tcp=tcp)
-        duration_s = time.monotonic() - started_s
         if not twin:
+            verdict: Verdict = "failed" if found.failed else "denied" if found.reason else "allowed"
+            if verdict == "allowed":
+                self._watch.meter.passed(bytes_out=len(data), bytes_in=len(packet))
+            duration_s = 0.0
 
             def record(asked: asyncio.Task[SocketOwner | None]) -> None:
                 self._watch.record(
                     "dns",
-                    "failed" if found.failed else "denied" if found.reason else "allowed",
+                    verdict,
                     found.reason,
                     owner=None if asked.cancelled() or asked.exception() else asked.result(),
                     name=name or raw_name[:253],
@@ -177,8 +181,11 @@ class DnsServer:
                     duration_s=duration_s,
                 )
 
-            owner.add_done_callback(record)
-            await asyncio.wait((owner,), timeout=_OWNER_GRACE_S)
+            try:
+                await asyncio.wait((owner,), timeout=_OWNER_GRACE_S)
+            finally:
+                duration_s = time.monotonic() - started_s  # until the answer goes out
+                owner.add_done_callback(record)
         return packet
 
     def _owner(
@@ -200,6 +207,8 @@ class DnsServer:
 
     async def _look_up(self, name: str, kind: dns.rdatatype.RdataType) -> Answer:
         watch = self._watch
+        if (reason := watch.out_of_budget()) is not None:
+            return Answer(dns.rcode.REFUSED, reason=reason)
         wants_address = kind == dns.rdatatype.A
         if name == INTERNAL_DOMAIN or name.endswith(f".{INTERNAL_DOMAIN}") or name in watch.network.services:
             if name in watch.network.services:

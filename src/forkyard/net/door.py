@@ -8,6 +8,7 @@ nothing of its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import socket
 import struct
@@ -27,6 +28,9 @@ log = structlog.get_logger(__name__)
 #: At once, of one machine. More are reset as they come.
 MOST_CONNECTIONS = 512
 _ACCEPTS_PER_TURN = 32
+#: Of those that are refused as they come, how many may wait for the guest to say whose they are, and for how long.
+_REFUSED_AT_ONCE = 16
+_OWNER_GRACE_S = 0.25
 _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _REST_S = 0.2
 _IDLE_S = 2 * 3600.0
@@ -90,10 +94,11 @@ class Door:
         await self._watch.learn_denied()
         self._reconsider()
 
-    def _run(self, errand: Coroutine[None, None, None]) -> None:
+    def _run(self, errand: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(errand)
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)
+        return task
 
     async def close(self) -> None:
         """End all connections and close the sockets. Idempotent."""
@@ -144,13 +149,29 @@ class Door:
             limit = watch.gate.allowance.connections_per_minute or 0
             refusal = f"more than {limit} connections in a minute; {watch.how(f'--connections {2 * limit}')}"
         if refusal is not None:
-            reset(guest)
-            watch.record("tcp", "denied", refusal, address=address, port=port)
+            if len(self._errands) < _REFUSED_AT_ONCE:
+                self._run(self._refuse(guest, source_port, address, port, refusal)).add_done_callback(
+                    lambda _: guest.close()
+                )
+            else:
+                reset(guest)
+                watch.record("tcp", "denied", refusal, address=address, port=port)
             return
         connection = Connection(watch, guest, source_port, address, port)
         task = asyncio.get_running_loop().create_task(connection.run())
         self._connections[task] = connection
         task.add_done_callback(self._gone)
+
+    async def _refuse(self, guest: socket.socket, source_port: int, address: str, port: int, reason: str) -> None:
+        """Whose it is can be told while it is open only."""
+        owner = None
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_OWNER_GRACE_S):
+                    owner = await self._watch.owner("tcp", source_port, address, port)
+        finally:
+            reset(guest)
+            self._watch.record("tcp", "denied", reason, owner=owner, address=address, port=port)
 
     def _gone(self, task: asyncio.Task[None]) -> None:
         del self._connections[task]
