@@ -7,7 +7,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -341,6 +341,32 @@ async def test_a_websocket_passes(world: World) -> None:
         writer.write(b"hello")
         assert await reader.readexactly(5) == b"HELLO"
     assert world.server.asked[0].headers["authorization"] == f"Bearer {VALUE}"
+
+
+async def test_what_a_web_socket_says_holds_no_value_and_waits_for_nothing(world: World) -> None:
+    world.network = Network(
+        injections={"TOKEN": replace(SECRET, value=VALUE.upper())}
+    )  # that server answers in capitals
+    async with world.guest() as (reader, writer):
+        writer.write(
+            f"GET /ws HTTP/1.1\r\nHost: {NAME}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            f"Sec-WebSocket-Extensions: permessage-deflate\r\nAuthorization: Bearer {PLACEHOLDER}\r\n\r\n".encode()
+        )
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"a " + VALUE.encode() + b" b")
+        assert await reader.readexactly(len(VALUE) + 4) == b"A " + b"*" * len(VALUE) + b" B"
+        writer.write(b"ends with " + VALUE[:3].encode())
+        assert await asyncio.wait_for(reader.readexactly(13), 5) == b"ENDS WITH " + VALUE[:3].upper().encode()
+    assert "sec-websocket-extensions" not in world.server.asked[0].headers
+
+
+async def test_a_request_with_two_sizes_is_refused(world: World) -> None:
+    hidden = f"GET /hidden HTTP/1.1\r\nHost: {NAME}\r\n\r\n"
+    async with world.guest() as (reader, writer):
+        sizes = f"Content-Length: {5 + len(hidden)}\r\nTransfer-Encoding: chunked"
+        writer.write(f"POST /echo HTTP/1.1\r\nHost: {NAME}\r\n{sizes}\r\n\r\n0\r\n\r\n{hidden}".encode())
+        assert (await reader.readline()).startswith(b"HTTP/1.1 400")
+    assert world.server.asked == []
 
 
 async def test_another_upgrade_does_not_pass(world: World) -> None:

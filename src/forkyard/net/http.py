@@ -198,7 +198,7 @@ class _Session:
         used |= more
         if used:  # else we could not see a secret that comes back
             headers = [
-                *((n, v) for n, v in headers if n.lower() != b"accept-encoding"),
+                *((n, v) for n, v in headers if n.lower() not in (b"accept-encoding", b"sec-websocket-extensions")),
                 (b"Accept-Encoding", b"identity"),
             ]
         upstream = await self._connected()
@@ -269,7 +269,7 @@ class _Session:
         answer = await self._head(upstream, scrubber, sending)
         self._count(status=answer.status_code)
         if isinstance(answer, h11.InformationalResponse):  # 101: from here on it is no HTTP
-            await self._switched(upstream)
+            await self._switched(upstream, scrubber)
             return False
         await self._say(answer)
         egress = self._what.network.egress
@@ -331,12 +331,13 @@ class _Session:
             else:
                 raise ConnectionResetError(f"{self._what.name} hung up in the middle of its answer")
 
-    async def _switched(self, upstream: _Upstream) -> None:
+    async def _switched(self, upstream: _Upstream, scrubber: Scrubber) -> None:
         """Both ways, as it comes, until both are done."""
         theirs, ours = upstream.http.trailing_data[0], self._http.trailing_data[0]
-        await self._wire.write(theirs)
         await upstream.wire.write(ours)
-        await asyncio.gather(pumped(self._wire, upstream.wire), pumped(upstream.wire, self._wire))
+        await asyncio.gather(
+            pumped(self._wire, upstream.wire), pumped(upstream.wire, self._wire, scrubber=scrubber, first=theirs)
+        )
 
     # ── recordings ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -403,6 +404,10 @@ class _Session:
         name, _, port = host.partition(":")
         if name.rstrip(".") != what.name or (port and port != str(what.port)):
             raise Refused(421, f"a request for {host or 'no host'} on a connection to {what.name}")
+        names = {key for key, _ in request.headers}
+        if {b"transfer-encoding", b"content-length"} <= names:
+            # What we take for its body, the server could take for another request.
+            raise Refused(400, f"the size of a request to {what.name} is ambiguous")
         if not request.target.startswith(b"/") and request.target != b"*":
             raise Refused(400, f"a request to {what.name} whose address is not a path")
 

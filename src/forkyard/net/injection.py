@@ -96,6 +96,10 @@ class Scrubber:
         self._secrets = sorted(secrets, key=len, reverse=True)
         self._held = b""
 
+    @property
+    def holds(self) -> bool:
+        return bool(self._held)
+
     def whole(self, data: bytes) -> bytes:
         for secret in self._secrets:
             data = data.replace(secret, b"*" * len(secret))

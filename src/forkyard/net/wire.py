@@ -7,9 +7,12 @@ import contextlib
 import socket
 import ssl
 
+from forkyard.net.injection import Scrubber
+
 #: Between two pieces of a body, or before an answer: long polls and slow servers are fine.
 SILENCE_S = 3600.0
 _CHUNK_BYTES = 64 * 1024
+_REST_OF_SECRET_S = 0.2
 
 
 class Wire:
@@ -67,8 +70,21 @@ class Wire:
         self._writer.transport.abort()
 
 
-async def pumped(source: Wire, target: Wire) -> None:
+async def pumped(source: Wire, target: Wire, *, scrubber: Scrubber | None = None, first: bytes = b"") -> None:
+    """`first`, and all that comes. What may be the beginning of a secret waits for the rest of it, but not for long."""
+    clean = scrubber or Scrubber(())
     with contextlib.suppress(OSError, TimeoutError, ssl.SSLError):
-        while data := await source.read(SILENCE_S):
-            await target.write(data)
+        await target.write(clean.feed(first))
+        while True:
+            try:
+                data = await source.read(_REST_OF_SECRET_S if clean.holds else SILENCE_S)
+            except TimeoutError:
+                if not clean.holds:
+                    raise
+                await target.write(clean.finish())
+                continue
+            if not data:
+                break
+            await target.write(clean.feed(data))
+        await target.write(clean.finish())
     target.end_of_writing()
