@@ -145,7 +145,7 @@ def _(y: Yard) -> None:
         "bun": y.e2b.Template().from_bun_image("1"),
         "image": y.e2b.Template().from_image("debian:12"),
     }.items():
-        _build(y, wanted.run_cmd(f"echo {name} > {y.path('from.txt')}"), f"{y.template}-{name}")
+        _build(y, wanted.run_cmd(f"mkdir -p {y.dir} && echo {name} > {y.path('from.txt')}"), f"{y.template}-{name}")
         made = y.e2b.Sandbox.create(f"{y.template}-{name}", timeout=300)
         assert made.commands.run(f"cat {y.path('from.txt')}").stdout == f"{name}\n"
         assert made.kill()

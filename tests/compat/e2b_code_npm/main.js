@@ -72,7 +72,7 @@ call('createCodeContext, listCodeContexts, restartCodeContext, removeCodeContext
   await assert.rejects(() => y.sbx.runCode('1', { context }))
 })
 
-call('kill', async (y) => assert.notEqual(await y.sbx.kill(), false) // nothing, once)
+call('kill', async (y) => assert.notEqual(await y.sbx.kill(), false))
 
 async function main() {
   if (process.argv.includes('--list')) {
