@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -70,11 +73,81 @@ def test_only_ports_of_the_sandbox_itself_are_forwarded(ssh: Client, sbx: Sandbo
     assert b"nothing listens" in done.stderr
 
 
-def test_remote_forwarding_and_agents_are_refused(ssh: Client, sbx: Sandbox) -> None:
-    done = ssh.run(sbx.id, "echo ${SSH_AUTH_SOCK-none}", options=("-v", "-A", "-R", f"{free_port()}:localhost:1"))
+def test_remote_forwarding_carries_bytes_both_ways_at_once(ssh: Client, sbx: Sandbox, echo: int) -> None:
+    inside, data = free_port(), os.urandom(4_000_000)
+    with tunnel(ssh, sbx, "-R", f"{inside}:localhost:{echo}"):
+        until(lambda: listens(inside))
+        assert exchange(inside, data) == data
+        with ThreadPoolExecutor(20) as pool:
+            assert list(pool.map(lambda n: exchange(inside, b"%d" % n), range(20))) == [b"%d" % n for n in range(20)]
+        with socket.create_connection(("127.0.0.1", inside), timeout=20) as held:
+            held.sendall(b"one")
+            assert held.recv(3) == b"one"
+            assert exchange(inside, b"beside it") == b"beside it"
+    until(lambda: not listens(inside))
+
+
+def test_a_port_that_nobody_serves_at_the_client_closes_what_comes(ssh: Client, sbx: Sandbox) -> None:
+    inside = free_port()
+    with tunnel(ssh, sbx, "-R", f"{inside}:localhost:{free_port()}"):
+        until(lambda: listens(inside))
+        for _ in range(20):  # more than may wait
+            with (
+                contextlib.suppress(ConnectionError),
+                socket.create_connection(("127.0.0.1", inside), timeout=20) as one,
+            ):
+                assert one.recv(1) == b""
+
+
+def test_a_free_port_is_chosen_and_one_that_is_taken_is_said_so(ssh: Client, sbx: Sandbox, echo: int) -> None:
+    with tunnel(ssh, sbx, "-R", f"0:localhost:{echo}") as process:
+        assert process.stderr is not None
+        found = re.search(rb"Allocated port (\d+) for remote forward", process.stderr.readline())
+        assert found is not None
+        assert exchange(int(found[1]), b"hello") == b"hello"
+    done = ssh.run(sbx.id, "echo on", options=("-v", "-R", f"{echo}:localhost:1"))
+    assert done.stdout == b"on\n"
+    assert b"remote port forwarding failed" in done.stderr
+    assert done.stderr.count(b"(-R): Address already in use") == 2  # one only for `-v`
+
+
+def test_one_connection_forwards_so_many_ports_to_its_client(ssh: Client, sbx: Sandbox) -> None:
+    ports = [free_port() for _ in range(9)]
+    done = ssh.run(sbx.id, "true", options=tuple(word for port in ports for word in ("-R", f"{port}:localhost:1")))
+    assert done.stderr.count(b"remote port forwarding failed") == 1
+    assert b"at most 8 ports" in done.stderr
+    until(lambda: not any(listens(port) for port in ports))
+
+
+def test_what_listened_for_a_client_that_went_while_its_sandbox_slept_is_cleared_away(
+    ssh: Client, fy: Forkyard, echo: int
+) -> None:
+    inside = free_port()
+    with fy.sandboxes.create() as sandbox:
+        with tunnel(ssh, sandbox, "-R", f"{inside}:localhost:{echo}"):
+            until(lambda: listens(inside))
+            assert exchange(inside, b"hello") == b"hello"  # and the knock of `listens` is over
+            sandbox.pause()
+        assert sandbox.refresh().state == "paused"
+
+        def answers() -> bool:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", inside), timeout=1) as one:
+                one.sendall(b"hello")
+                return one.recv(5) == b"hello"
+            return False
+
+        assert not answers()  # it listens still
+        with tunnel(ssh, sandbox, "-R", f"{inside}:localhost:{echo}"):
+            until(answers)
+
+
+def test_unix_sockets_to_the_client_and_agents_are_refused(ssh: Client, sbx: Sandbox, tmp_path: Path) -> None:
+    done = ssh.run(sbx.id, "echo ${SSH_AUTH_SOCK-none}", options=("-v", "-A", "-R", f"{tmp_path}/s:localhost:1"))
     assert b"remote port forwarding failed" in done.stderr
     assert done.stdout == b"none\n"
-    assert done.stderr.count(b"ports of a sandbox are not forwarded to the client (-R)") == 2  # one only for `-v`
+    assert (
+        done.stderr.count(b"unix sockets of a sandbox are not forwarded to the client (-R)") == 2
+    )  # one only for `-v`
 
 
 def test_a_unix_socket_of_the_guest_is_forwarded(ssh: Client, sbx: Sandbox, tmp_path: Path) -> None:
@@ -94,6 +167,34 @@ def test_a_unix_socket_of_the_guest_is_forwarded(ssh: Client, sbx: Sandbox, tmp_
                     far.sendall(b"bye")
                 assert near.recv(3) == b"bye"
                 assert near.recv(1) == b""
+
+
+def test_a_server_at_a_unix_socket_that_speaks_first_is_heard(ssh: Client, sbx: Sandbox, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+
+        def greet() -> None:
+            with server.accept()[0] as one:
+                one.sendall(b"hello")
+
+        with ThreadPoolExecutor() as pool:
+            for _ in range(5):
+                greeted = pool.submit(greet)
+                local = free_port()
+                with tunnel(ssh, sbx, "-L", f"{local}:{path}") as process:
+                    assert process.poll() is None
+                    until(lambda port=local: _heard(port) == b"hello")
+                    greeted.result(10)
+
+
+def _heard(port: int) -> bytes:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as one:
+            return one.recv(5)
+    except ConnectionRefusedError:  # the client is not there yet
+        return b""
 
 
 # ── `forkyard ssh`, `forkyard port`, SDK ─────────────────────────────────────────────────────────────────────────

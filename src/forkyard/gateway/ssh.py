@@ -26,6 +26,7 @@ import structlog
 from forkyard.control.plane import ControlPlane
 from forkyard.control.ssh import Listening
 from forkyard.errors import ForkyardError, HostFailure, Unauthenticated
+from forkyard.gateway.ssh_remote import MAX_PORTS, Opening, RemotePort, RemoteSession
 from forkyard.gateway.ssh_sessions import PortSession, ProgramSession, Relay, SocketSession
 from forkyard.net.base import GUEST_ADDRESS
 
@@ -49,8 +50,10 @@ RECHECK_EVERY_S = 1.0
 
 _USER = re.compile(r"([a-z][a-z0-9]{19})(?:\+([a-z_][a-z0-9_.-]{0,31}))?")
 _NOBODY = ("", "")
+#: Ports to listen on are opened one after the other: when one is there, the next is begun by this time.
+_NEXT_S = 0.05
 _INVALID = "what this connection was opened with is not valid any more; log in again"
-_NO_LISTENING = "ports of a sandbox are not forwarded to the client (-R); forward the other way, with -L"
+_NO_SOCKETS = "unix sockets of a sandbox are not forwarded to the client (-R); forward a port"
 #: Cheap for us, and every client has one of them.
 _KEY_EXCHANGES = ("curve25519-sha256", "curve25519-sha256@libssh.org", "ecdh-sha2-nistp256")
 _OWN = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", GUEST_ADDRESS})
@@ -107,6 +110,10 @@ class Visitor(asyncssh.SSHServer):
         self._fingerprint: str | None = None
         self._channels = 0
         self._notices: list[str] = []
+        self._remote: list[RemotePort] = []
+        self._listening = asyncio.Event()
+        self._listening.set()
+        self._still_opening = 0
         self._sessions: weakref.WeakSet[ProgramSession] = weakref.WeakSet()
 
     # ── coming and going ─────────────────────────────────────────────────────────────────────────────────────────
@@ -121,6 +128,8 @@ class Visitor(asyncssh.SSHServer):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._known_now()
+        for remote in self._remote:
+            remote.close()
         self._gateway.leave(self)
 
     def close(self, why: str = "the daemon stops; connect again in a moment") -> None:
@@ -195,10 +204,22 @@ class Visitor(asyncssh.SSHServer):
 
     def session_requested(self) -> Any:
         self._count_channel()
-        notices, self._notices = self._notices[:1], []
-        session = ProgramSession(self._control, self._sandbox_id, self._user, self._gate, self._keep, notices)
+        session = ProgramSession(
+            self._control, self._sandbox_id, self._user, self._ready, self._keep, self._take_notices
+        )
         self._sessions.add(session)
         return session
+
+    async def _ready(self) -> None:
+        """A command finds the ports that were asked for before it."""
+        await self._gate()
+        while not self._listening.is_set():
+            await self._listening.wait()
+            await asyncio.sleep(_NEXT_S)
+
+    def _take_notices(self) -> list[str]:
+        notices, self._notices = self._notices[:1], []
+        return notices
 
     def connection_requested(self, dest_host: str, dest_port: int, orig_host: str, orig_port: int) -> Any:  # noqa: ARG002
         self._count_channel()
@@ -208,17 +229,57 @@ class Visitor(asyncssh.SSHServer):
         self._count_channel()
         return self._socket(dest_path)
 
-    def server_requested(self, listen_host: str, listen_port: int) -> bool:  # noqa: ARG002
-        return self._no_listening()
+    def server_requested(self, listen_host: str, listen_port: int) -> Any:
+        """Whatever address is asked for, it is the loopback of the sandbox: there is no other that leads to it."""
+        self._remote = [remote for remote in self._remote if not remote.closed]
+        if len(self._remote) >= MAX_PORTS:
+            return self._no_listening(f"a connection forwards at most {MAX_PORTS} ports to its client (-R)")
+        if listen_port > 65535:
+            return self._no_listening(f"{listen_port} is no port; ports are numbers from 1 to 65535")
+        remote = RemotePort(
+            self._control,
+            self._sandbox_id,
+            self._user,
+            reach=partial(self._reach, listen_host),
+            keep=self._gateway.keep,
+            live=self._gateway.listening,
+        )
+        self._remote.append(remote)
+        self._still_opening += 1
+        self._listening.clear()
+        return self._listen(remote, listen_port)
 
     def unix_server_requested(self, listen_path: str) -> bool:  # noqa: ARG002
-        return self._no_listening()
+        return self._no_listening(_NO_SOCKETS)
 
-    def _no_listening(self) -> bool:
+    def _no_listening(self, why: str) -> bool:
         # Clients show a debug message only if asked to; whoever opens a session is told there.
-        self._connection.send_debug(f"forkyard: {_NO_LISTENING}", "en", True)
-        self._notices.append(_NO_LISTENING)
+        self._connection.send_debug(f"forkyard: {why}", "en", True)
+        self._notices.append(why)
         return False
+
+    async def _listen(self, remote: RemotePort, port: int) -> RemotePort | bool:
+        try:
+            await self._gate()
+            await remote.open(port)
+        except ForkyardError as error:
+            remote.close()
+            return self._no_listening(f"port {port} is not forwarded to the client (-R): {error.message}")
+        finally:
+            self._still_opening -= 1
+            if not self._still_opening:
+                self._listening.set()
+        return remote
+
+    async def _reach(self, listen_host: str, opening: Opening, listen_port: int, host: str, port: int) -> None:
+        self._count_channel()
+        try:
+            await self._connection.create_connection(
+                partial(RemoteSession, opening, self._keep), listen_host, listen_port, host, port
+            )
+        except BaseException:
+            self._channels -= 1
+            raise
 
     async def _port(self, host: str, port: int) -> PortSession:
         with self._refusals():
@@ -267,6 +328,7 @@ class Gateway:
     def __init__(self, control: ControlPlane) -> None:
         self.control = control
         self.strangers = Strangers()
+        self.listening: set[str] = set()
         self._visitors: set[Visitor] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 

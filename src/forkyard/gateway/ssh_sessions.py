@@ -87,9 +87,9 @@ class ProgramSession(Flow, asyncssh.SSHServerSession[bytes]):
         user: str,
         gate: Gate,
         keep: Keep,
-        notices: Sequence[str] = (),
+        notices: Callable[[], Sequence[str]],
     ) -> None:
-        """`notices`: what the client shall be told first."""
+        """`notices`: what the client shall be told first, when the gate has let it in."""
         super().__init__()
         self._notices = notices
         self._control = control
@@ -116,7 +116,7 @@ class ProgramSession(Flow, asyncssh.SSHServerSession[bytes]):
     async def _run(self) -> None:
         try:
             await self._gate()
-            for notice in self._notices:
+            for notice in self._notices():
                 await self._say(notice)
             async with self._control.following.execute(self._sandbox_id, self._spec()) as execution:
                 try:
@@ -235,26 +235,32 @@ class Far(Protocol):
     async def aclose(self) -> None: ...
 
 
-class _Forward(Flow):
-    def __init__(self, far: Far, keep: Keep) -> None:
+class Forward(Flow):
+    """`_far` is there when it runs."""
+
+    _far: Far
+
+    def __init__(self, keep: Keep) -> None:
         super().__init__()
-        self._far = far
         self._keep = keep
 
     def session_started(self) -> None:
         self._keep(self._run(), "ssh forward")
 
     async def _run(self) -> None:
-        """Until the guest closes (then its client is not left waiting for more) or the client goes."""
         up, down = asyncio.create_task(self._up()), asyncio.create_task(self._down())
         try:
-            await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
+            await self._over(up, down)
         finally:
             for task in (up, down):
                 task.cancel()
             await asyncio.gather(up, down, return_exceptions=True)
             self._chan.close()
             await self._far.aclose()
+
+    async def _over(self, up: asyncio.Task[None], down: asyncio.Task[None]) -> None:
+        """Until the guest closes (then its client is not left waiting for more) or the client goes."""
+        await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
 
     async def _up(self) -> None:
         while True:  # also after the end of its data: a client that is gone ends this
@@ -270,12 +276,20 @@ class _Forward(Flow):
         self._chan.write_eof()
 
 
-class PortSession(_Forward, asyncssh.SSHTCPSession[bytes]):
+class PortSession(Forward, asyncssh.SSHTCPSession[bytes]):
     """A connection to a port of the guest (`ssh -L`, `-D`, `-W`)."""
 
+    def __init__(self, far: Far, keep: Keep) -> None:
+        super().__init__(keep)
+        self._far = far
 
-class SocketSession(_Forward, asyncssh.SSHUNIXSession[bytes]):
+
+class SocketSession(Forward, asyncssh.SSHUNIXSession[bytes]):
     """A connection to a unix socket in the guest."""
+
+    def __init__(self, far: Far, keep: Keep) -> None:
+        super().__init__(keep)
+        self._far = far
 
 
 class Relay:
@@ -290,8 +304,13 @@ class Relay:
     async def open(cls, control: ControlPlane, sandbox_id: str, user: str, path: str) -> Self:
         if "\0" in path or len(path) > 107:
             raise InvalidRequest("the path of a unix socket has at most 107 characters, and none of them is NUL")
+        return await cls.started(control, sandbox_id, user, ["python3", "-c", _RELAY, path])
+
+    @classmethod
+    async def started(cls, control: ControlPlane, sandbox_id: str, user: str, command: list[str]) -> Self:
+        """Returns when the program has said by its first byte that it is connected."""
         relay = cls(control, sandbox_id)
-        spec = ExecSpec(["python3", "-c", _RELAY, path], user=user, stdin=True, label="ssh")
+        spec = ExecSpec(command, user=user, stdin=True, label="ssh")
         async with contextlib.AsyncExitStack() as stack:
             execution = await stack.enter_async_context(control.following.execute(sandbox_id, spec))
             relay._exec_id = execution.id
@@ -308,8 +327,12 @@ class Relay:
         begun, complaint = False, b""
         async for item in execution:
             if isinstance(item, Output) and item.stream == "stdout":
-                yield item.data if begun else item.data[1:]
-                begun = True
+                data = item.data
+                if not begun:
+                    begun, data = True, data[1:]
+                    yield b""
+                if data:  # a server that speaks first may have done so already
+                    yield data
             elif isinstance(item, Output):
                 complaint = (complaint + item.data)[-1000:]
         if not begun:
