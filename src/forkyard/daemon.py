@@ -55,7 +55,7 @@ from forkyard.net.door import Door
 from forkyard.net.http import HttpInterceptor
 from forkyard.net.outside import Interceptor, Outside
 from forkyard.net.presets import Presets, read_presets
-from forkyard.net.recordings import Recordings
+from forkyard.net.recordings import Recordings, Room
 from forkyard.net.resolver import HostResolver
 from forkyard.settings import Settings
 from forkyard.store.sql import Store
@@ -221,7 +221,8 @@ async def _control_plane(settings: Settings, inner_port: int) -> AsyncIterator[C
     store = await Store.open(settings.state_dir / "forkyard.db")
     try:
         authority = await asyncio.to_thread(Authority.load_or_make, settings.state_dir)
-        recordings = Recordings(settings.state_dir / "recordings")
+        room = Room(settings.recording_mib * 2**20, settings.recordings_mib * 2**20)
+        recordings = Recordings(settings.state_dir / "recordings", room)
         interceptor = HttpInterceptor(authority, recordings, settings.extra_ca_file)
         control = ControlPlane(
             store,

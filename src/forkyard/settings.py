@@ -139,6 +139,8 @@ class Settings(_FromEnvironment):
     quota_volumes_gib: float | None = Field(
         None, ge=0, description="What the volumes of one API key may have together, full or not."
     )
+    recording_mib: int = Field(4096, ge=1, description="Most disk of one recording; then requests are refused.")
+    recordings_mib: int = Field(32768, ge=1, description="Most disk of all recordings together.")
     git_quota_mib: int = Field(
         10240,
         ge=1,

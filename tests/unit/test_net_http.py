@@ -18,7 +18,7 @@ from forkyard.net.base import Header, Injection, Network
 from forkyard.net.http import HttpInterceptor
 from forkyard.net.outside import Intercepted, tcp_connect
 from forkyard.net.outside import Request as HttpRequest
-from forkyard.net.recordings import Recordings
+from forkyard.net.recordings import Recordings, Room
 
 pytestmark = pytest.mark.anyio
 
@@ -424,6 +424,49 @@ async def test_when_answers_are_used_up_the_last_is_repeated_and_others_begin_an
     assert [(await world.ask("GET /count"))[2] for _ in range(3)] == [b"1", b"2", b"2"]
     world.sandbox_id = "another"
     assert (await world.ask("GET /count"))[2] == b"1"
+
+
+async def test_a_restart_does_not_begin_a_replay_anew(world: World) -> None:
+    world.network = Network(EgressPolicy(record="run"))
+    for _ in range(3):
+        await world.ask("GET /count")
+    replaying(world)
+    answers = []
+    for _ in range(4):
+        world.interceptor = HttpInterceptor(world.authority, Recordings(world.recordings._directory))
+        answers.append((await world.ask("GET /count"))[2])
+    assert answers == [b"1", b"2", b"3", b"3"]
+    (places,) = (world.recordings._directory / "run" / "places").iterdir()
+    assert len(places.read_text().splitlines()) == 2, "no line for what is repeated"
+
+
+async def test_a_recording_ends_where_its_room_does(world: World) -> None:
+    directory = world.recordings._directory
+
+    def restart(room: Room) -> None:
+        world.recordings = Recordings(directory, room)
+        world.interceptor = HttpInterceptor(world.authority, world.recordings, directory.parent / "public" / "ca.pem")
+
+    restart(Room(each=700_000, all=2**30))
+    world.network = Network(EgressPolicy(record="run"))
+    assert [(await world.ask("GET /big"))[0] for _ in range(2)] == [200, 200]  # the same body is kept once
+    assert len((await world.ask("POST /echo", b"x" * 500_000))[2]) > 500_000  # it passes, and is not kept
+    assert (world.logged[-1].verdict, "not recorded" in (world.logged[-1].reason or "")) == ("allowed", True)
+    assert len(await world.recordings.exchanges("run")) == 2
+    assert not list(directory.glob("*/bodies/.new-*"))
+
+    restart(Room(each=300_000, all=2**30))
+    status, _, text = await world.ask("GET /count")
+    assert (status, b"FORKYARD_RECORDING_MIB" in text) == (507, True)
+    assert world.logged[-1].verdict == "denied"
+    world.network = Network(EgressPolicy(record="another"))
+    assert (await world.ask("GET /count"))[0] == 200
+
+    restart(Room(each=2**30, all=300_000))
+    status, _, text = await world.ask("GET /count")
+    assert (status, b"FORKYARD_RECORDINGS_MIB" in text) == (507, True)
+    await world.recordings.delete("run")
+    assert (await world.ask("GET /count"))[0] == 200
 
 
 async def test_what_was_not_recorded_is_refused(world: World) -> None:

@@ -125,6 +125,7 @@ class _Exchange:
         self.target = request.target.decode("latin-1")
         self.began_s = time.monotonic()
         self.status: int | None = None
+        self.reason: str | None = None
         self.bytes_out = 0
         self.bytes_in = 0
 
@@ -183,7 +184,16 @@ class _Session:
         if now is not None:
             took_s = time.monotonic() - now.began_s
             self._what.record(
-                Request(now.method, now.target, now.status, verdict, reason, now.bytes_out, now.bytes_in, took_s)
+                Request(
+                    now.method,
+                    now.target,
+                    now.status,
+                    verdict,
+                    reason or now.reason,
+                    now.bytes_out,
+                    now.bytes_in,
+                    took_s,
+                )
             )
 
     async def _exchange(self, request: h11.Request) -> bool:
@@ -193,6 +203,8 @@ class _Session:
         if egress.replay is not None:
             await self._replay(egress.replay, request)
             return True
+        if egress.record is not None and (full := await self._recordings.full(egress.record)) is not None:
+            raise Refused(507, full)
         headers, used = inject(_passed_on(request, recording=egress.record is not None), self._injections)
         headers, more = put(headers, self._added)
         used |= more
@@ -348,7 +360,9 @@ class _Session:
             if key.lower() not in _HOP and key.lower() != b"transfer-encoding"
         )
         try:
-            await taking.finish(asked, answer.status_code, answer.reason.decode("latin-1"), headers)
+            kept = await taking.finish(asked, answer.status_code, answer.reason.decode("latin-1"), headers)
+            if not kept and self._now is not None:
+                self._now.reason = "not recorded: its answer is too large, or the recording has no more room"
         except (OSError, ForkyardError) as error:
             log.error("an exchange was not recorded", sandbox=self._what.sandbox_id, error=str(error))
 

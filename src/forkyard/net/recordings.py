@@ -16,7 +16,7 @@ import json
 import os
 import re
 import shutil
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -26,14 +26,26 @@ from urllib.parse import urlsplit
 
 from forkyard.errors import HostFailure, NotFound
 from forkyard.models.network import RecordedExchange, RecordingInfo
+from forkyard.net.places import Places
 
 MAX_BODY_BYTES = 2**30
 _CHUNK_BYTES = 256 * 1024
 _INDEX = "index.jsonl"
 _BODIES = "bodies"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-#: Sandboxes whose place in a recording is remembered.
-_PLACES = 1024
+#: It is read into memory as a whole.
+_MAX_INDEX_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Room:
+    """How many bytes recordings may have on disk."""
+
+    each: int
+    all: int
+
+
+NO_LIMIT = Room(2**62, 2**62)
 
 
 @dataclass(frozen=True)
@@ -63,16 +75,50 @@ class _Loaded:
 
 
 class Recordings:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, room: Room = NO_LIMIT) -> None:
         self._directory = directory
         self._writing: dict[str, asyncio.Lock] = {}
         self._loaded: dict[str, _Loaded] = {}
-        self._places: OrderedDict[tuple[str, str], dict[Asked, int]] = OrderedDict()
+        self._places = Places(directory)
+        self._room = room
+        #: Bytes of each on disk, those that are coming in included. None: not looked at yet.
+        self._sizes: Counter[str] | None = None
 
     def exists(self, name: str) -> bool:
         return bool(_NAME.fullmatch(name)) and (self._directory / name / _INDEX).exists()
 
     # ── store ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def full(self, name: str) -> str | None:
+        """Why nothing more can be recorded under this name, if so."""
+        if self._sizes is None:
+            sizes = await asyncio.to_thread(_sizes, self._directory)
+            self._sizes = sizes if self._sizes is None else self._sizes
+        path = self._directory / name / _INDEX
+        long = path.exists() and path.stat().st_size >= _MAX_INDEX_BYTES
+        if self._sizes[name] >= self._room.each or long:
+            return (
+                f"the recording {name!r} is full; record under another name, remove it (`forkyard recordings rm {name}`) "
+                "or, if it is the bytes, raise FORKYARD_RECORDING_MIB"
+            )
+        if self._sizes.total() >= self._room.all:
+            return (
+                "all recordings together have no more room; remove some (`forkyard recordings rm`) or raise "
+                "FORKYARD_RECORDINGS_MIB"
+            )
+        return None
+
+    def take(self, name: str, size: int) -> bool:
+        """Room for so many bytes. False: there is none."""
+        sizes = self._sizes if self._sizes is not None else Counter()
+        if sizes[name] + size > self._room.each or sizes.total() + size > self._room.all:
+            return False
+        self.changed(name, size)
+        return True
+
+    def changed(self, name: str, size: int) -> None:
+        if self._sizes is not None:
+            self._sizes[name] += size
 
     def begin(self, name: str) -> Taking:
         return Taking(self, name)
@@ -80,7 +126,8 @@ class Recordings:
     async def keep(self, name: str, asked: Asked, answered: Answered, body: Path) -> None:
         line = json.dumps({"at": datetime.now(UTC).isoformat(), "asked": asdict(asked), "answered": asdict(answered)})
         async with self._writing.setdefault(name, asyncio.Lock()):
-            await asyncio.to_thread(_append, self._directory / name, line, body, answered.body_sha256)
+            known = await asyncio.to_thread(_append, self._directory / name, line, body, answered.body_sha256)
+        self.changed(name, len(line) + 1 - (answered.body_bytes if known else 0))
 
     def temporary(self, name: str) -> tuple[BinaryIO, Path]:
         """A file for a body that is coming in. Blocking, but quick."""
@@ -96,13 +143,13 @@ class Recordings:
         answers = (await self._load(name)).answers.get(asked)
         if not answers:
             return None
-        places = self._places.setdefault((name, sandbox_id), {})
-        self._places.move_to_end((name, sandbox_id))
-        while len(self._places) > _PLACES:
-            self._places.popitem(last=False)
-        place = places.get(asked, 0)
-        places[asked] = place + 1
-        return answers[min(place, len(answers) - 1)]
+        if len(answers) == 1:
+            return answers[0]
+        question = hashlib.sha256(json.dumps(asdict(asked)).encode()).hexdigest()[:16]
+        try:
+            return answers[await self._places.next(name, sandbox_id, question, len(answers))]
+        except OSError as error:
+            raise HostFailure(f"how far {sandbox_id} is in recording {name!r} cannot be kept: {error}") from error
 
     async def has_host(self, name: str, host: str) -> bool:
         return host in (await self._load(name)).hosts
@@ -146,10 +193,11 @@ class Recordings:
     async def delete(self, name: str) -> None:
         self._require(name)
         self._loaded.pop(name, None)
-        for key in [key for key in self._places if key[0] == name]:
-            del self._places[key]
+        self._places.forget(name)
         async with self._writing.setdefault(name, asyncio.Lock()):
             await asyncio.to_thread(shutil.rmtree, self._directory / name, True)
+            if self._sizes is not None:
+                del self._sizes[name]
 
     def _require(self, name: str) -> None:
         if not self.exists(name):
@@ -165,25 +213,32 @@ class Taking:
         self._file, self._path = recordings.temporary(name)
         self._hash = hashlib.sha256()
         self._size = 0
+        self._fits = True
+        self._kept = False
 
     async def write(self, data: bytes) -> None:
-        self._size += len(data)
-        if self._size <= MAX_BODY_BYTES:
+        fits = self._size + len(data) <= MAX_BODY_BYTES
+        self._fits = self._fits and fits and self._recordings.take(self._name, len(data))
+        if self._fits:
+            self._size += len(data)
             self._hash.update(data)
             await asyncio.to_thread(self._file.write, data)
 
     async def finish(self, asked: Asked, status: int, reason: str, headers: tuple[tuple[str, str], ...]) -> bool:
-        """False if it was too large to keep."""
-        if self._size > MAX_BODY_BYTES:
+        """False if it was too large to keep, or there was no more room."""
+        if not self._fits:
             return False
         await asyncio.to_thread(_close_synced, self._file)
         answered = Answered(status, reason, headers, self._hash.hexdigest(), self._size)
         await self._recordings.keep(self._name, asked, answered, self._path)
+        self._kept = True
         return True
 
     def close(self) -> None:
         self._file.close()
         self._path.unlink(missing_ok=True)
+        if not self._kept:
+            self._recordings.changed(self._name, -self._size)
 
 
 def _close_synced(file: BinaryIO) -> None:
@@ -192,12 +247,24 @@ def _close_synced(file: BinaryIO) -> None:
         os.fsync(file.fileno())
 
 
-def _append(directory: Path, line: str, body: Path, body_sha256: str) -> None:
-    body.replace(directory / _BODIES / body_sha256)
+def _append(directory: Path, line: str, body: Path, body_sha256: str) -> bool:
+    """Whether the body was there already."""
+    kept = directory / _BODIES / body_sha256
+    known = kept.exists()
+    body.replace(kept)
     with (directory / _INDEX).open("a") as index:
         index.write(line + "\n")
         index.flush()
         os.fsync(index.fileno())
+    return known
+
+
+def _sizes(directory: Path) -> Counter[str]:
+    sizes: Counter[str] = Counter()
+    for path in directory.glob(f"*/{_INDEX}"):
+        bodies = (file.stat().st_size for file in (path.parent / _BODIES).glob("[!.]*"))
+        sizes[path.parent.name] = path.stat().st_size + sum(bodies)
+    return sizes
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
