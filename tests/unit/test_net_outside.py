@@ -33,6 +33,25 @@ def test_registries_are_read_from_what_the_tools_print() -> None:
     assert npm_hosts(json.dumps(config)) == {"npm.example", "mine.example"}
 
 
+OWN = frozenset({"pip.example", "files.example"})
+
+
+@pytest.mark.parametrize(
+    ("printed", "hosts"),
+    [
+        ("", OWN),
+        ("global.index-url='https://pip.example/simple'", OWN),
+        ("global.index-url='https://mirror.example/simple'", {"mirror.example"}),
+        ("global.index-url='http://mirror:3141/simple'", {"mirror"}),
+        ("global.index-url='http://10.1.2.3/simple'", {"10.1.2.3"}),
+        ("global.extra-index-url='https://more.example/simple'", {"more.example", *OWN}),
+        ("global.index-url='https://me:word@mirror.example/simple'", {"mirror.example", *OWN}),
+    ],
+)
+def test_pips_own_index_is_open_where_guests_use_it(printed: str, hosts: set[str]) -> None:
+    assert pip_hosts(printed, OWN) == hosts
+
+
 async def test_a_list_of_downloads_opens_its_host_and_those_in_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

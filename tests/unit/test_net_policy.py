@@ -165,3 +165,13 @@ def test_a_denial_says_what_to_do() -> None:
 def test_nothing_that_python_knows_to_be_local_is_public_to_us(address: IPv4Address) -> None:
     if address.is_loopback or address.is_link_local or address.is_multicast or address.is_private:
         assert is_special(address)
+
+
+def test_a_registry_may_be_known_by_its_address() -> None:
+    gate = Gate("sbx_1", EgressPolicy(preset="coding"), Presets(frozenset({"10.1.2.3", "127.0.0.1", "mirror"})))
+    assert gate.connection(None, IPv4Address("10.1.2.3"), 80).allowed
+    assert gate.connection("mirror", IPv4Address("10.1.2.4"), 80).allowed
+    assert not gate.connection(None, IPv4Address("10.1.2.4"), 80).allowed
+    assert not gate.connection("evil.example", IPv4Address("10.1.2.3"), 80).allowed
+    assert not gate.connection(None, IPv4Address("127.0.0.1"), 80).allowed
+    assert not gate.connection(None, IPv4Address("10.1.2.3"), 80, own=True).allowed

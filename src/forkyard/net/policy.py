@@ -152,7 +152,7 @@ class Gate:
         decision = self._first_match(name, address, port, shown)
         if not decision.allowed or not (own or is_special(address)) or self._opened(address, port, own):
             return decision
-        if name in self.presets.registries and not own and not any(address in net for net in _NEVER_A_REGISTRY):
+        if (name or str(address)) in self.presets.registries and not own and not _never_a_registry(address):
             return decision
         return Decision(False, f"{shown} is {_where(own)}; {self.how(str(address))}")
 
@@ -160,7 +160,7 @@ class Gate:
         """Whether an address may stand in the answer to a question for this name."""
         if not (own or is_special(address)):
             return True
-        if name in self.presets.registries and not own and not any(address in net for net in _NEVER_A_REGISTRY):
+        if name in self.presets.registries and not own and not _never_a_registry(address):
             return True
         return self._opened(address, None, own)
 
@@ -178,7 +178,7 @@ class Gate:
                 # Who names a network means it, whatever it is called.
                 return Decision(True, f"rule: {_text(rule)}", passed and not (network and network.prefixlen))
             return Decision(False, f"{shown} port {port} is denied by the rule `{_text(rule)}`")
-        decision = self._by_preset(name, shown, port)
+        decision = self._by_preset(name or str(address), shown, port)
         return replace(decision, unless_named=True) if passed and decision.allowed else decision
 
     @cached_property
@@ -189,18 +189,16 @@ class Gate:
             rule.domain for rule in rules if rule.action == "deny" and rule.domain and "*" not in rule.domain
         )
 
-    def _by_preset(self, name: str | None, shown: str, port: int | None = None) -> Decision:
+    def _by_preset(self, name: str, shown: str, port: int | None = None) -> Decision:
         preset = self.policy.preset
         if preset in _EVERYTHING_PUBLIC:
             return Decision(True, f"preset: {preset}")
-        if (
-            preset == "coding"
-            and name is not None
-            and (name in self.presets.registries or any(matches(pattern, name) for pattern in self.presets.git_hosts))
+        if preset == "coding" and (
+            name in self.presets.registries or any(matches(pattern, name) for pattern in self.presets.git_hosts)
         ):
             return Decision(True, f"preset: {preset}")
         destination = f"{shown} port {port}" if port is not None else shown
-        how = self.how(name or shown)
+        how = self.how(name)
         return Decision(False, f"{destination} is not allowed by the preset `{preset}`; {how}")
 
     def _opened(self, address: IPv4Address, port: int | None, own: bool) -> bool:
@@ -218,6 +216,10 @@ class Gate:
     def how(self, destination: str) -> str:
         what = destination if address_of(destination) is None else f"--cidr {destination}"
         return f"allow it with `forkyard egress allow {self.sandbox_id} {what}`"
+
+
+def _never_a_registry(address: IPv4Address) -> bool:
+    return any(address in network for network in _NEVER_A_REGISTRY)
 
 
 def _where(own: bool) -> str:

@@ -17,6 +17,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -37,6 +38,7 @@ _QUERY_TIMEOUT_S = 30
 _FETCH_TIMEOUT_S = 2
 _CONFIG_BYTES = 65536
 _LIST_BYTES = 16 * 2**20
+_HOST = re.compile(r"[a-z0-9_.-]+")  # a name, of one label too, or an address
 _URL = re.compile(r"https?://[^\s'\"`<>|]+")
 
 
@@ -95,7 +97,7 @@ def hosts_of(urls: Iterable[str]) -> frozenset[str]:
     for url in urls:
         with contextlib.suppress(ValueError):
             host = (urlsplit(url).hostname or "").rstrip(".").lower()
-            if host and host != "localhost" and not host.endswith(".localhost") and "." in host:
+            if _HOST.fullmatch(host) and host != "localhost" and not host.endswith(".localhost"):
                 hosts.add(host)
     return frozenset(hosts)
 
@@ -104,10 +106,14 @@ def apt_hosts(indextargets: str) -> frozenset[str]:
     return hosts_of(indextargets.split())
 
 
-def pip_hosts(config_list: str) -> frozenset[str]:
-    """From `pip config list`."""
-    values = re.findall(r"^\S*?\.(?:index-url|extra-index-url|find-links)='(.*)'$", config_list, re.MULTILINE)
-    return hosts_of(url for value in values for url in _URL.findall(value.replace("\\n", " ")))
+def pip_hosts(config_list: str, default: frozenset[str] = frozenset()) -> frozenset[str]:
+    """From `pip config list`. `default`: pip's own index and where its files are. That counts where no other is configured,
+    where it is itself, and where guests do not take the other over: its address has a password in it."""
+    found = re.findall(r"^\S*?\.(index-url|extra-index-url|find-links)='(.*)'$", config_list, re.MULTILINE)
+    urls = [(option, url) for option, value in found for url in _URL.findall(value.replace("\\n", " "))]
+    hosts = hosts_of(url for _, url in urls)
+    replaced = any(option == "index-url" and "@" not in url for option, url in urls)
+    return hosts if replaced and not hosts & default else hosts | default
 
 
 def npm_hosts(config_json: str) -> frozenset[str]:
@@ -126,11 +132,9 @@ async def _apt() -> frozenset[str]:
 
 async def _pip() -> frozenset[str]:
     for python in (sys.executable, "python3"):
-        # Its own default counts where nothing is configured, so it is asked for that too.
         default = "from pip._internal.models.index import PyPI; print(PyPI.simple_url, PyPI.file_storage_domain)"
-        if configured := await _ask((python, "-m", "pip", "config", "list"), pip_hosts):
-            return configured
-        if found := await _ask((python, "-c", default), _default_index):
+        own = await _ask((python, "-c", default), _default_index)
+        if found := await _ask((python, "-m", "pip", "config", "list"), partial(pip_hosts, default=own)):
             return found
     return frozenset()
 
