@@ -125,6 +125,15 @@ def test_ports_of_the_guest_by_ssh_and_by_the_sdk(sbx: Sandbox, ssh: Client) -> 
     with sbx.forward(4001) as closed:
         assert _exchange(closed.port, b"x") == b""
         _until(lambda: isinstance(closed.error, PortClosed))
+    with socket.create_server(("127.0.0.1", 0)) as here, ThreadPoolExecutor() as pool:
+        taken = pool.submit(_echo_once, here)
+        ask = (
+            "import socket; c = socket.create_connection(('127.0.0.1', 4100)); c.sendall(b'x' * 300000); "
+            "c.shutdown(1); print(sum(map(len, iter(lambda: c.recv(65536), b''))))"
+        )
+        back = ("-R", f"4100:127.0.0.1:{here.getsockname()[1]}")
+        assert ssh.run(*back, f"{sbx.id}@127.0.0.1", f'python3 -c "{ask}"').stdout == b"300000\n"
+        taken.result(10)
     outside = ssh.run("-W", "192.0.2.1:80", f"{sbx.id}@127.0.0.1")
     assert outside.returncode == 255
 
@@ -149,6 +158,13 @@ def test_a_session_outlives_sleep_on_disk_and_its_next_line_wakes_the_machine(sb
     assert shell.wait(60) == 255
     shell.stdin.close()
     shell.stdout.close()
+
+
+def _echo_once(server: socket.socket) -> None:
+    connection, _ = server.accept()
+    with connection:
+        while data := connection.recv(65536):
+            connection.sendall(data)
 
 
 def _exchange(port: int, data: bytes) -> bytes:

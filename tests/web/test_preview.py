@@ -41,6 +41,33 @@ def test_a_page_of_a_dev_server_reloads_hot_when_a_file_changes(browser: Browser
     page.wait_for("third version")
 
 
+VITE = {
+    "package.json": '{"private": true, "type": "module", "devDependencies": {"vite": "7"}}',
+    "index.html": '<!doctype html><title>vite</title><h1 id="made">starting</h1><script type="module" src="/main.js"></script>',
+    "main.js": """
+        import { text } from "./text.js"
+        const show = made => { document.getElementById("made").textContent = made }
+        show(text)
+        import.meta.hot.accept("./text.js", news => show(news.text))
+    """,
+    "text.js": 'export const text = "first version"',
+}
+
+
+def test_a_page_of_vite_reloads_hot_when_a_file_changes(browser: Browser, sbx: Sandbox) -> None:
+    """The dev server that most use, as its package is."""
+    for name, content in VITE.items():
+        sbx.files.write(f"/vite/{name}", content)
+    sbx.exec("npm install --no-audit --no-fund --loglevel=error", cwd="/vite", timeout_s=200, check=True)
+    sbx.spawn("npx vite --host 127.0.0.1", cwd="/vite")
+    page = browser.open(sbx.url(5173))
+    page.wait_for("first version")
+    loaded = page.evaluate("performance.timeOrigin")
+    sbx.files.write("/vite/text.js", 'export const text = "second version"')
+    page.wait_for("second version")
+    assert page.evaluate("performance.timeOrigin") == loaded  # hot: the page itself stayed
+
+
 def test_pages_of_the_gateway_are_clear(browser: Browser, sbx: Sandbox) -> None:
     url = sbx.url(3000)
     browser.open(url.replace(sbx.id, "a" * 20)).wait_for("No such sandbox")
