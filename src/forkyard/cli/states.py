@@ -72,7 +72,7 @@ def resize_command(app: App, sandbox_id: str, vcpus: int | None, memory_mib: int
 @click.option("--label", "labels", multiple=True, callback=pairs, metavar="KEY=VALUE", help="Replaces all its labels.")
 @click.option("--idle-timeout", "idle_timeout_s", type=seconds, help="Sleeps when idle for this long, or never.")
 @click.option("--ttl", "ttl_s", type=seconds, help="Ends this long from now, or never.")
-@click.option("--on-ttl", type=click.Choice(["delete", "pause"]), help="What happens at the end of its ttl.")
+@click.option("--on-ttl", type=click.Choice(["delete", "pause", "stop"]), help="What happens at the end of its ttl.")
 @click.option("--persistence", type=PERSISTENCE, help="What may happen to it while it sleeps.")
 @click.option("--priority", type=int, help="0 to 10: of sticky sandboxes the lowest are evicted first.")
 @click.option("--checkpoint-every", "checkpoint_every_s", type=seconds, help="Take a snapshot this often, or never.")
