@@ -28,6 +28,7 @@ pytestmark = pytest.mark.timeout(300)
 
 #: Begun first, so that no worker is left alone with one of them at the end.
 LONGEST = (
+    "test_package_managers",
     "test_spec_steps",
     "test_images",
     "test_docs",
