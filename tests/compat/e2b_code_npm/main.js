@@ -17,13 +17,13 @@ call('runCode', async (y) => {
 })
 
 call('runCode: callbacks', async (y) => {
-  const seen = []
+  const seen = { stdout: '', stderr: '', results: [] } // in pieces as they come
   await y.sbx.runCode("import sys\nprint('one')\nprint('two', file=sys.stderr)\n3", {
-    onStdout: (message) => { seen.push(message.line) },
-    onStderr: (message) => { seen.push(message.line) },
-    onResult: (result) => { seen.push(result.text) },
+    onStdout: (message) => { seen.stdout += message.line },
+    onStderr: (message) => { seen.stderr += message.line },
+    onResult: (result) => { seen.results.push(result.text) },
   })
-  assert.deepEqual(seen.sort(), ['3', 'one\n', 'two\n'])
+  assert.deepEqual(seen, { stdout: 'one\n', stderr: 'two\n', results: ['3'] })
 })
 
 call('runCode: error', async (y) => {
