@@ -16,7 +16,7 @@ into the initramfs. Never does: starting VMs. `host/` is its user.
 | `initramfs.py` | the cpio format, the base initramfs, the agent's archive |
 | `process.py` | running programs that end when the builder ends |
 
-`python -m forkyard.images` makes sure that the image is there.
+`python -m forkyard.host.setup` makes sure that the image is there.
 """
 
 from forkyard.images.base import BaseImage, base_image_key, ensure_base_image
