@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import assert_never
@@ -23,11 +22,12 @@ from typing import assert_never
 from forkyard.guest.base import SocketOwner
 from forkyard.models.network import Verdict
 from forkyard.net.base import DOOR_ADDRESS, INTERNAL_DOMAIN, SANDBOX_HEADER, Network, Service
+from forkyard.net.checked import Check, Checked
 from forkyard.net.outside import Intercepted, Request, tcp_connect
 from forkyard.net.peek import Peek
 from forkyard.net.policy import Decision, address_of
 from forkyard.net.relay import BudgetSpent, Relay, reset
-from forkyard.net.requests import BadRequest, Head, Requests, parse_head
+from forkyard.net.requests import BadRequest, Head, parse_head
 from forkyard.net.sniff import Http, Malformed, Opaque, Sight, Tls, sniff
 from forkyard.net.watch import PrivateOnly, Watch
 
@@ -40,14 +40,8 @@ _OWNER_GRACE_S = 0.25
 _COURTESY_S = 0.5
 _LAST_WORDS_S = 5.0
 _HTTP = b"HTTP/"
-_STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9])[ \r\n]")
-_STATUS_BYTES = len(b"HTTP/1.1 101 ")
 
 _TLS_ACCESS_DENIED = bytes((0x15, 3, 3, 0, 2, 2, 49))
-
-
-#: Of each request: which headers to replace, or why it goes no further.
-Check = Callable[[Head], Mapping[str, str]]
 
 
 class Denied(Exception):
@@ -359,7 +353,7 @@ class Connection:
                 relay.stop()
             relay = self._relay = Relay(self._guest, upstream, self._watch.meter)
         await asyncio.wait((owner,), timeout=_OWNER_GRACE_S)
-        checked = None if check is None else _Checked(relay, check, partial(self._log, owner))
+        checked = None if check is None else Checked(relay, check, partial(self._log, owner))
         if opaque and not relay.bytes_in:
             relay.down.filter = partial(self._no_http, relay)
         self.reconsider()  # what was decided may have changed since
@@ -451,65 +445,6 @@ class Connection:
                 for _ in range(64):
                     if not await self._loop.sock_recv(self._guest, 65536):
                         break
-
-
-class _Checked:
-    """Plain HTTP on a relay: requests are checked one by one and written down with the status they are answered with, and
-    a WebSocket is let through once the server agrees.
-
-    Where an answer ends is not looked for: it begins with the first that comes after its request. Once a guest does not
-    wait for an answer before it asks again, that is no longer so, and no more statuses are told."""
-
-    def __init__(self, relay: Relay, check: Check, log: Callable[[Request], None]) -> None:
-        self._relay, self._check, self._log = relay, check, log
-        self._requests = Requests(self._head)
-        self._asked: tuple[Head, float] | None = None
-        self._answer = b""
-        self._in_step = True
-        relay.up.filter = self._upward
-
-    def over(self, status: int | None = None) -> None:
-        """What was asked is answered, or never will be."""
-        asked, self._asked = self._asked, None
-        if asked is not None:
-            head, began_s = asked
-            self._log(Request(head.method, head.target, status, duration_s=time.monotonic() - began_s))
-
-    def _head(self, head: Head) -> Mapping[str, str]:
-        replaced = self._check(head)
-        self._in_step = self._in_step and self._asked is None
-        self.over()
-        self._asked, self._answer = (head, time.monotonic()), b""
-        if not self._in_step:
-            self.over()
-        return replaced
-
-    def _upward(self, data: memoryview) -> bytes:
-        passed = self._requests.feed(data)
-        if self._requests.waiting:
-            self._relay.up.pause()
-        self._listen()
-        return passed
-
-    def _listen(self) -> None:
-        self._relay.down.filter = self._downward if self._asked is not None or self._requests.waiting else None
-
-    def _downward(self, data: memoryview) -> memoryview:
-        self._answer += bytes(data[: _STATUS_BYTES - len(self._answer)])
-        if len(self._answer) < _STATUS_BYTES:
-            return data
-        found = _STATUS.fullmatch(self._answer)
-        status = None if found is None else int(found[1])
-        self._answer = b""
-        if self._requests.waiting:
-            self.over(status)
-            self._relay.up.write(self._requests.upgraded(status == 101))
-            self._relay.up.resume()
-        elif status is None or status >= 200:
-            self._in_step = status is not None
-            self.over(status)
-        self._listen()
-        return data
 
 
 def _terms(network: Network) -> tuple[object, ...]:
