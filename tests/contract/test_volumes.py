@@ -100,7 +100,7 @@ def test_what_cannot_be_mounted_is_refused(fy: Forkyard, volume: str, volumes: d
 def test_names_are_unique_and_sizes_have_limits(fy: Forkyard, daemon: Daemon, volume: str) -> None:
     with pytest.raises(Conflict, match="already"):
         fy.volumes.create(volume)
-    for name, size_mib in (("UP", 64), ("../x", 64), ("small", 1), ("large", 2**20)):
+    for name, size_mib in (("a b", 64), ("../x", 64), ("small", 1), ("large", 2**20)):
         with pytest.raises(InvalidRequest):
             fy.volumes.create(name, size_mib=size_mib)
     with pytest.raises(VolumeNotFound, match="forkyard volumes ls"):

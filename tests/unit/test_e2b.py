@@ -31,7 +31,7 @@ def test_what_find_says_of_a_volume_is_told_as_clients_read_it() -> None:
 
 def test_a_start_command_is_a_service_that_takes_the_place_of_that_of_the_base() -> None:
     start = BuildStart.model_validate({"startCmd": "serve 'it' && true", "readyCmd": "check"})
-    settings = {"default_user": "user", "default_home": "/home/user"}
+    settings = {"snapshot": None, "default_user": "user", "default_home": "/home/user"}
     first = recipe_of(start, Size(), {}, base=None, **settings)
     (service,) = [step.service for step in first.spec.steps if step.service is not None]
     assert (service.user, service.workdir, service.ready) == ("user", "/home/user", "check")
