@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import schemathesis
 import uvicorn
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import checks
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -68,23 +68,30 @@ def _as_it_is(_context: Any, value: Any) -> bytes:
 
 
 schema = schemathesis.openapi.from_dict(create_app(None).openapi()).exclude(path=ENDLESS)  # type: ignore[arg-type]
-#: Boundary values of every field of every operation: a minute just to collect, for what the generated cases find too.
-schema.config.phases.coverage.enabled = False
 
 
-@schema.parametrize()
-@settings(
-    max_examples=5,
-    deadline=None,
-    derandomize=True,
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
-def test_every_answer_is_as_documented(case: schemathesis.Case, server: tuple[str, str, str]) -> None:
+OPERATIONS: dict[str, Any] = {found.ok().label: found.ok() for found in schema.get_all_operations()}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_answer_is_as_documented(operation: str, server: tuple[str, str, str]) -> None:
     url, key, sandbox_id = server
-    if "sandbox_id" in case.path_parameters and case.method != "DELETE":
-        case.path_parameters["sandbox_id"] = sandbox_id
-    if case.path.endswith(("/events", "/egress")):
-        (case.query or {}).pop("follow", None)
-    answer = case.call(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=10)
-    case.validate_response(answer, checks=CHECKS)
+
+    @settings(
+        max_examples=5,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=OPERATIONS[operation].as_strategy())
+    def check(case: Any) -> None:
+        if "sandbox_id" in case.path_parameters and case.method != "DELETE":
+            case.path_parameters["sandbox_id"] = sandbox_id
+        if case.path.endswith(("/events", "/egress")):
+            (case.query or {}).pop("follow", None)
+        answer = case.call(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=10)
+        case.validate_response(answer, checks=CHECKS)
+
+    check()

@@ -98,7 +98,11 @@ class _Exec:
 
     async def _commands(self) -> int:
         command = self.spec.command
-        lines = [command] if isinstance(command, list) else [shlex.split(part) for part in command.split(";")]
+        try:
+            lines = [command] if isinstance(command, list) else [shlex.split(part) for part in command.split(";")]
+        except ValueError as error:
+            await self.write("stderr", f"bash: {error}\n".encode())
+            return 2
         code = 0
         for words in lines:
             if words and words[0] == "exit":

@@ -33,6 +33,8 @@ AnnotationKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_./-]{1,64
 AnnotationValue = Annotated[str, StringConstraints(max_length=65536)]
 #: Fewer bytes than these within a quarter of the idle timeout are no sign of life: keep-alives, a poll now and then.
 DEFAULT_ACTIVITY_BYTES = 4096
+#: Ten years. What should never come has no number.
+LONGEST_S = 86400.0 * 3650
 
 
 class Shape(BaseModel):
@@ -63,8 +65,12 @@ class SandboxCreate(Request):
     registry: RegistryAuth | None = Field(
         None, description="With a spec: for images of a private registry, if it is built now. Never written down."
     )
-    idle_timeout_s: float | None = Field(300.0, gt=0, description="Paused when idle for this long; null = never.")
-    ttl_s: float | None = Field(None, gt=0, description="Ends this long after its creation; see `on_ttl`.")
+    idle_timeout_s: float | None = Field(
+        300.0, gt=0, le=LONGEST_S, description="Paused when idle for this long; null = never."
+    )
+    ttl_s: float | None = Field(
+        None, gt=0, le=LONGEST_S, description="Ends this long after its creation; see `on_ttl`."
+    )
     on_ttl: OnTtl = Field(
         "delete",
         description="What the ttl does: `delete` it; or `pause` or `stop` it if it runs, and it begins anew when it runs "
@@ -76,7 +82,9 @@ class SandboxCreate(Request):
         "it sleeps. `sticky`: may be evicted when the disk budget is reached. `persistent`: never evicted.",
     )
     priority: int = Field(5, ge=0, le=10, description="Of sticky sandboxes the lowest are evicted first.")
-    checkpoint_every_s: float | None = Field(None, ge=1, description="Take a snapshot this often, automatically.")
+    checkpoint_every_s: float | None = Field(
+        None, ge=1, le=LONGEST_S, description="Take a snapshot this often, automatically."
+    )
     checkpoints_kept: int = Field(5, ge=1, le=100, description="How many automatic snapshots are kept.")
     network: NetworkPolicy = Field(default_factory=NetworkPolicy, description="What may leave and what may enter.")
     secrets: dict[EnvName, Secret] = Field(
@@ -132,12 +140,12 @@ class SandboxUpdate(Request):
     name: str | None = Field(None, max_length=128)
     labels: dict[LabelKey, LabelValue] | None = Field(None, max_length=64)
     annotations: dict[AnnotationKey, AnnotationValue] | None = Field(None, max_length=16)
-    idle_timeout_s: float | None = Field(None, gt=0, description="Null = never, if given.")
-    ttl_s: float | None = Field(None, gt=0)
+    idle_timeout_s: float | None = Field(None, gt=0, le=LONGEST_S, description="Null = never, if given.")
+    ttl_s: float | None = Field(None, gt=0, le=LONGEST_S)
     on_ttl: OnTtl | None = None
     persistence: Persistence | None = None
     priority: int | None = Field(None, ge=0, le=10)
-    checkpoint_every_s: float | None = Field(None, ge=1)
+    checkpoint_every_s: float | None = Field(None, ge=1, le=LONGEST_S)
     checkpoints_kept: int | None = Field(None, ge=1, le=100)
     network: NetworkPolicy | None = Field(None, description="Takes effect at once, also for open connections.")
     identity: str | None = Field(None, max_length=128, description="Null = none, if given. Takes effect at once.")
