@@ -6,10 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
+from ..contract import sdk_daemon  # noqa: TID252
 from ..contract.zone import Zone  # noqa: TID252
 from ..vm.conftest import Daemon, make_daemon, remove_daemon  # noqa: TID252
+from .e2b_wire import api_of
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +33,10 @@ def daemon(zone: Zone) -> Iterator[Daemon]:
     daemon.start()
     yield daemon
     remove_daemon(daemon)
+
+
+@pytest.fixture(scope="module")
+def api(daemon: sdk_daemon.Daemon) -> Iterator[httpx.Client]:
+    """E2B's control plane, of whichever daemon a file of tests has."""
+    with api_of(daemon) as client:
+        yield client

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from ..contract.sdk_daemon import Daemon, running_daemon  # noqa: TID252
-from .e2b_wire import api_of, envd_of, made, of_user, ran, stream
+from .e2b_wire import envd_of, made, of_user, ran, stream
 
 GHOST = "invalid username: 'ghost'"
 
@@ -24,12 +24,6 @@ GHOST = "invalid username: 'ghost'"
 def daemon() -> Iterator[Daemon]:
     with running_daemon() as daemon:
         yield daemon
-
-
-@pytest.fixture(scope="module")
-def api(daemon: Daemon) -> Iterator[httpx.Client]:
-    with api_of(daemon) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")

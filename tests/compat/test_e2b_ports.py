@@ -16,7 +16,7 @@ import pytest
 from forkyard import Forkyard
 
 from ..contract.sdk_daemon import Daemon, running_daemon  # noqa: TID252
-from .e2b_wire import api_of, envd_of, is_error, made, ran
+from .e2b_wire import envd_of, is_error, made, ran
 
 CLOSED = 1
 
@@ -36,12 +36,6 @@ class Hello(BaseHTTPRequestHandler):
 def daemon() -> Iterator[Daemon]:
     with running_daemon() as daemon:
         yield daemon
-
-
-@pytest.fixture(scope="module")
-def api(daemon: Daemon) -> Iterator[httpx.Client]:
-    with api_of(daemon) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")

@@ -10,19 +10,13 @@ import httpx
 import pytest
 
 from ..contract.sdk_daemon import Daemon, running_daemon  # noqa: TID252
-from .e2b_wire import api_of, envd_of, is_error, made, ran
+from .e2b_wire import envd_of, is_error, made, ran
 
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
     with running_daemon() as daemon:
         yield daemon
-
-
-@pytest.fixture(scope="module")
-def api(daemon: Daemon) -> Iterator[httpx.Client]:
-    with api_of(daemon) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")

@@ -76,12 +76,6 @@ def unreal() -> Iterator[Daemon]:
 
 
 @pytest.fixture(scope="module")
-def api(daemon: Daemon) -> Iterator[httpx.Client]:
-    with api_of(daemon) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
 def sandbox(api: httpx.Client) -> dict[str, str]:
     return made(api)
 
