@@ -126,7 +126,9 @@ def test_what_listened_for_a_client_that_went_while_its_sandbox_slept_is_cleared
     with fy.sandboxes.create() as sandbox:
         with tunnel(ssh, sandbox, "-R", f"{inside}:localhost:{echo}"):
             until(lambda: listens(inside))
-            assert exchange(inside, b"hello") == b"hello"  # and the knock of `listens` is over
+            assert exchange(inside, b"hello") == b"hello"
+            # That connection and the knock of `listens` are over: what is left of them would wake it.
+            until(lambda: [one.running for one in sandbox.execs()].count(True) == 1)
             sandbox.pause()
         assert sandbox.refresh().state == "paused"
 
