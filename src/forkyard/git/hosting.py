@@ -8,13 +8,14 @@ from pathlib import Path
 
 from forkyard.control.identities import Identities, Principal
 from forkyard.control.plane import ControlPlane
+from forkyard.git.archives import Archive
 from forkyard.git.automation import Automation, Outward
 from forkyard.git.clones import Clones
 from forkyard.git.commits import Commits
 from forkyard.git.content import Content
 from forkyard.git.downloads import Downloads
 from forkyard.git.history import History
-from forkyard.git.imports import Archive, Imports
+from forkyard.git.imports import Imports
 from forkyard.git.lfs import Lfs
 from forkyard.git.merging import Merging
 from forkyard.git.mirrors import BUDGET_BYTES

@@ -1,49 +1,31 @@
-"""What a new repository begins with: files, an archive, or another repository. Given a directory nobody sees yet.
-
-Nothing is ever unpacked onto the disk: entries of an archive become blobs, whatever their names say.
-"""
+"""What a new repository begins with: files, an archive, or another repository. Given a directory nobody sees yet."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-import stat
-import tarfile
 import tempfile
-import zipfile
-import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 from urllib.parse import urlsplit
 
 from forkyard.control.identities import Principal
-from forkyard.errors import HostFailure, InvalidRequest, OperationTimeout, RepoFull
-from forkyard.git.commits import MAX_LINK_BYTES, apply
+from forkyard.errors import HostFailure, InvalidRequest, OperationTimeout
+from forkyard.git.archives import BROKEN, Archive, imported
+from forkyard.git.commits import apply
 from forkyard.git.downloads import Downloads
 from forkyard.git.names import checked_path, checked_ref, checked_revision
-from forkyard.git.objects import EXECUTABLE, FILE, SYMLINK, Entry, PackWriter, Signature, commit_data
+from forkyard.git.objects import PackWriter, commit_data
 from forkyard.git.process import Git
 from forkyard.git.refs import Refs, signed
-from forkyard.git.trees import TreeEdit
+from forkyard.git.trees import first_commit, new_tree
 from forkyard.git.ways import Ways
-from forkyard.models.git import ArchiveSource, FilesSource, GitSource, Person
+from forkyard.models.git import ArchiveSource, FilesSource, GitSource
 
-MAX_MEMBERS = 200_000
 FETCH_S = 3600.0
 HOW = "import it with allow_private (`--allow-private`) if that is meant, or set FORKYARD_GIT_ALLOW_PRIVATE for all"
 _SCP_LIKE = re.compile(r"^[A-Za-z0-9_.-]+@[A-Za-z0-9.-]+:[^:]+$")
-
-
-@dataclass(frozen=True)
-class Archive:
-    file: IO[bytes]
-    kind: Literal["tar", "zip"]
-    strip: int
-    message: str
-    author: Person | None
-    directory: str | None = None  # of what is left after `strip`
 
 
 class Imports:
@@ -58,9 +40,9 @@ class Imports:
             pack = PackWriter(file)
 
             def work() -> str:
-                edit = TreeEdit(_nothing_there)
+                edit = new_tree()
                 apply(edit, pack, source.files)
-                return _committed(edit, pack, signed(source.author, by), source.message)
+                return first_commit(edit, pack, signed(source.author, by), source.message)
 
             sha = await asyncio.to_thread(work)
             await self._keep(path, file, pack, branch, sha)
@@ -68,35 +50,9 @@ class Imports:
     async def archive(self, path: Path, branch: str, archive: Archive, by: Principal, most_bytes: int) -> None:
         with tempfile.TemporaryFile(dir=path) as file:
             pack = PackWriter(file)
-
-            def work() -> str:
-                edit = TreeEdit(_nothing_there)
-                members = _tar_members if archive.kind == "tar" else _zip_members
-                empty = True
-                for member in members(archive.file, most_bytes):
-                    name = _placed(member.path, archive.strip, archive.directory)
-                    if name is not None:
-                        empty = False
-                        if edit.entry(name) is not None:
-                            edit.delete(name)  # the later one of two wins, as it does when unpacked
-                        edit.put(name, member.mode, pack.add("blob", member.data), careful=False)
-                    if pack.size_bytes > most_bytes:
-                        raise RepoFull(f"the archive does not fit: the quota is {most_bytes} bytes")
-                if archive.directory is not None and empty:
-                    raise InvalidRequest(f"the archive has nothing below {archive.directory!r}", field="directory")
-                return _committed(edit, pack, signed(archive.author, by), archive.message)
-
             try:
-                sha = await asyncio.to_thread(work)
-            except (
-                tarfile.TarError,
-                zipfile.BadZipFile,
-                zlib.error,
-                EOFError,
-                OSError,
-                ValueError,
-                RuntimeError,
-            ) as error:
+                sha = await asyncio.to_thread(imported, archive, pack, by, most_bytes)
+            except BROKEN as error:
                 raise InvalidRequest(f"this is no whole {archive.kind} archive: {error}") from error
             await self._keep(path, file, pack, branch, sha)
 
@@ -204,89 +160,7 @@ def checked_url(url: str) -> str:
     return url
 
 
-@dataclass(frozen=True)
-class _Member:
-    path: str
-    mode: int
-    data: bytes
-
-
-def _tar_members(file: IO[bytes], most_bytes: int) -> Iterator[_Member]:
-    room = most_bytes
-    with tarfile.open(fileobj=file, mode="r:*") as archive:
-        for count, info in enumerate(archive):
-            room = _counted(count, info.name, info.size, room)
-            name = info.name.removeprefix("./").rstrip("/")
-            if info.isdir():
-                continue
-            if info.issym():
-                yield _link(name, info.linkname.encode("utf-8", "surrogateescape"))
-            elif info.isreg() or info.islnk():
-                try:
-                    content = archive.extractfile(info)
-                except KeyError:
-                    raise InvalidRequest(f"{info.name!r} is a link to {info.linkname!r}, which is not there") from None
-                if content is None:
-                    raise InvalidRequest(f"{info.name!r} is a link to {info.linkname!r}, which is no file")
-                data = content.read(most_bytes + 1)
-                room = _counted(count, info.name, len(data) if info.islnk() else 0, room)
-                yield _Member(name, EXECUTABLE if info.mode & 0o100 else FILE, data)
-            else:
-                raise InvalidRequest(f"{info.name!r} is a device or a pipe; a repository holds files", path=info.name)
-
-
-def _zip_members(file: IO[bytes], most_bytes: int) -> Iterator[_Member]:
-    room = most_bytes
-    with zipfile.ZipFile(file) as archive:
-        for count, info in enumerate(archive.infolist()):
-            room = _counted(count, info.filename, info.file_size, room)
-            if info.is_dir():
-                continue
-            with archive.open(info) as content:
-                # What it says of its size may be a lie.
-                data = content.read(info.file_size + 1)
-            mode = info.external_attr >> 16
-            name = info.filename.removeprefix("./")
-            if stat.S_ISLNK(mode):
-                yield _link(name, data)
-            else:
-                yield _Member(name, EXECUTABLE if mode & 0o100 else FILE, data)
-
-
-def _counted(count: int, name: str, size: int, room: int) -> int:
-    if count >= MAX_MEMBERS:
-        raise InvalidRequest(f"the archive has more than {MAX_MEMBERS} entries; push it with git instead")
-    if size > room:
-        raise RepoFull(f"the archive does not fit: with {name!r} it exceeds the quota, unpacked")
-    return room - size
-
-
-def _link(name: str, target: bytes) -> _Member:
-    if not target or b"\0" in target or len(target) > MAX_LINK_BYTES:
-        raise InvalidRequest(f"the symlink {name!r} does not hold a path", path=name)
-    return _Member(name, SYMLINK, target)
-
-
-def _placed(path: str, strip: int, directory: str | None) -> str | None:
-    """Without its first parts and the directory; None if nothing is left, or it is elsewhere. A path that leads out is
-    refused before any is taken off."""
-    if path.startswith("/") or ".." in path.split("/"):
-        raise InvalidRequest(f"the archive has an entry {path!r}, which leads out of it", path=path)
-    name = "/".join(path.split("/")[strip:])
-    if directory is not None:
-        name = name.removeprefix(f"{directory}/") if name.startswith(f"{directory}/") else ""
-    return name or None
-
-
 def _directory(given: str | None) -> str | None:
     """As git writes it; None: all of it."""
     name = (given or "").strip("/").removeprefix("./")
     return checked_path(name) if name not in ("", ".") else None
-
-
-def _committed(edit: TreeEdit, pack: PackWriter, author: Signature, message: str) -> str:
-    return pack.add("commit", commit_data(edit.write(pack), [], author, author, message))
-
-
-def _nothing_there(sha: str) -> dict[str, Entry]:
-    raise AssertionError(f"a new tree has no {sha}")

@@ -22,6 +22,7 @@ FILE = 0o100644
 EXECUTABLE = 0o100755
 SYMLINK = 0o120000
 SUBMODULE = 0o160000
+_CHUNK_BYTES = 1 << 20
 EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 
 
@@ -110,6 +111,28 @@ class PackWriter:
             piece = _object_header(_NUMBER[kind], len(data)) + zlib.compress(data, 1)
             self.size_bytes += len(piece)
             self._file.write(piece)
+        return sha
+
+    def add_blob(self, content: IO[bytes], size: int) -> str:
+        """Of so many bytes, of which only a piece at a time is in memory."""
+        begin = self._file.tell()
+        digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+        packer = zlib.compressobj(1)
+        self._file.write(_object_header(_NUMBER["blob"], size))
+        left = size
+        while left and (chunk := content.read(min(left, _CHUNK_BYTES))):
+            left -= len(chunk)
+            digest.update(chunk)
+            self._file.write(packer.compress(chunk))
+        if left:
+            raise EOFError(f"it ends {left} bytes too early")
+        self._file.write(packer.flush())
+        sha = digest.hexdigest()
+        if sha in self._seen:
+            self._file.seek(begin)
+            self._file.truncate()
+        self._seen.add(sha)
+        self.size_bytes += self._file.tell() - begin
         return sha
 
     def finish(self) -> None:

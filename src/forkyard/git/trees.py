@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from forkyard.errors import Conflict, InvalidPath, RevisionNotFound
 from forkyard.git.names import checked_path
-from forkyard.git.objects import DIRECTORY, EXECUTABLE, FILE, Entry, PackWriter, tree_data
+from forkyard.git.objects import DIRECTORY, EXECUTABLE, FILE, Entry, PackWriter, Signature, commit_data, tree_data
 
 ReadTree = Callable[[str], dict[str, Entry]]
 Node = Entry | dict[str, "Node"]
@@ -153,3 +153,16 @@ class TreeEdit:
                     "out both",
                     path=name,
                 )
+
+
+def new_tree() -> TreeEdit:
+    """With nothing in it."""
+
+    def nothing(sha: str) -> dict[str, Entry]:
+        raise AssertionError(f"a new tree has no {sha}")
+
+    return TreeEdit(nothing)
+
+
+def first_commit(edit: TreeEdit, pack: PackWriter, author: Signature, message: str) -> str:
+    return pack.add("commit", commit_data(edit.write(pack), [], author, author, message))

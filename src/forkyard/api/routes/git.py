@@ -24,7 +24,7 @@ from forkyard.errors import (
     RepoNotFound,
     RevisionNotFound,
 )
-from forkyard.git.imports import Archive
+from forkyard.git.archives import Archive
 from forkyard.git.repositories import Repo
 from forkyard.models import Page
 from forkyard.models.git import (
