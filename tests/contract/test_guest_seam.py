@@ -153,6 +153,12 @@ async def test_a_socket_that_is_not_there_has_no_owner(guest: Guest) -> None:
     await guest.disconnect([])
 
 
+async def test_what_is_mounted_nowhere_is_flushed_and_what_is_not_frozen_goes_on(guest: Guest) -> None:
+    await guest.thaw()
+    await asyncio.gather(guest.flush([]), guest.flush([0x17]))
+    await guest.thaw()
+
+
 async def test_unknown_execs_are_not_found(guest: Guest) -> None:
     for ask in (guest.exec_info("x"), guest.signal("x", 9), guest.resize("x", 1, 1), guest.write_stdin("x", b"")):
         with pytest.raises(ExecNotFound):

@@ -84,7 +84,7 @@ def zipped(size: int) -> bytes:
 
 @pytest.mark.parametrize("kind", ["tar", "zip"])
 def test_a_large_file_is_never_in_memory_as_a_whole(tmp: io.BufferedRandom, kind: Literal["tar", "zip"]) -> None:
-    data = zipped(256 * MIB) if kind == "zip" else tar(lambda archive: file(archive, "zeros", 256 * MIB))
+    data = zipped(96 * MIB) if kind == "zip" else tar(lambda archive: file(archive, "zeros", 96 * MIB))
     assert len(data) < MIB
     assert peak_bytes(lambda: taken(tmp, data, kind)) < 32 * MIB
 

@@ -15,6 +15,7 @@ from forkyard.errors import GuestFailure, VolumeNotFound
 from forkyard.host import prepared as module
 from forkyard.host.foundry import Origin
 from forkyard.host.prepared import Prepared
+from forkyard.host.volumes import Places
 from forkyard.hosts.base import Mount
 from forkyard.models import Shape
 from forkyard.vmm.base import SnapshotFiles
@@ -34,6 +35,7 @@ class Yard:
     fails: bool = False
     held: asyncio.Event | None = None
     versions: dict[str, Path] = field(default_factory=dict)
+    told: int = 0
 
     def volume(self, name: str, number: int = 1) -> None:
         self.versions[name] = self.root / f"{name}-{number}"
@@ -47,6 +49,9 @@ class Yard:
 
     def disks(self) -> list[Path]:
         return list(self.versions.values())
+
+    def places(self, mounts: list[Mount]) -> Places:
+        return tuple((mount.path, self.find(mount.volume_id).disk, mount.mode == "ro") for mount in mounts)
 
     def wanted(self, mounts: list[Mount]) -> list[Mount]:
         return mounts
@@ -82,7 +87,10 @@ class Yard:
         return len(list(self.root.glob("*.layer")))
 
     def prepared(self) -> Prepared:
-        return Prepared(self, self, self, self)  # type: ignore[arg-type]
+        return Prepared(self, self, self, self, self.is_told)  # type: ignore[arg-type]
+
+    def is_told(self, shape: Shape, places: Places) -> None:
+        self.told += 1
 
 
 @pytest.fixture
@@ -92,7 +100,7 @@ def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
 
 
 def ask(prepared: Prepared, *names: str, mode: Any = "cow") -> Origin | None:
-    return prepared.find(Shape(), TEMPLATE, [Mount(name, f"/{name}", mode) for name in names])
+    return prepared.wish(Shape(), TEMPLATE, [Mount(name, f"/{name}", mode) for name in names])
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -112,20 +120,32 @@ async def ready(prepared: Prepared, *names: str, mode: Any = "cow") -> Origin:
     return found[0]
 
 
-async def test_what_is_asked_for_a_second_time_is_there_the_third_time(yard: Yard) -> None:
+async def test_what_somebody_has_a_copy_of_is_there_for_the_next(yard: Yard) -> None:
     yard.volume("a")
     prepared = yard.prepared()
     assert ask(prepared) is None, "without volumes it is the template"
     assert ask(prepared, "a") is None
-    await asyncio.sleep(0.02)
-    assert yard.made == [], "once is no reason"
-    origin = await ready(prepared, "a")
+    await until(lambda: yard.told == 1)
+    origin = ask(prepared, "a")
+    assert origin is not None
     assert ask(prepared, "a") is origin, "many are made from one"
     assert yard.made == [["cow"]]
     assert origin.files.disk in prepared.disks(), "it is not collected"
     await prepared.stop()
     assert yard.kept() == 0
     assert not prepared.disks()
+
+
+async def test_what_one_writes_to_is_prepared_when_it_is_asked_for_again(yard: Yard) -> None:
+    yard.volume("a")
+    prepared = yard.prepared()
+    assert ask(prepared, "a", mode="rw") is None
+    await asyncio.sleep(0.02)
+    assert yard.made == [], "it is another version when he is done"
+    assert ask(prepared, "a", mode="rw") is None
+    await until(lambda: yard.told == 1)
+    assert ask(prepared, "a", mode="rw") is not None
+    await prepared.stop()
 
 
 async def test_a_writer_sees_what_a_copy_sees_and_a_reader_does_not(yard: Yard) -> None:
@@ -144,12 +164,12 @@ async def test_another_version_or_another_place_is_something_else(yard: Yard) ->
     prepared = yard.prepared()
     first = await ready(prepared, "a")
     assert ask(prepared, "a", "b") is None
-    assert prepared.find(Shape(), TEMPLATE, [Mount("a", "/elsewhere", "cow")]) is None
+    assert prepared.wish(Shape(), TEMPLATE, [Mount("a", "/elsewhere", "cow")]) is None
     yard.volume("a", 2)
-    assert ask(prepared, "a") is None
     await prepared.prune()
     assert not first.files.layer.exists(), "of a version that is no more nothing is kept"  # type: ignore[union-attr]
     assert not prepared.disks()
+    assert ask(prepared, "a") is None
     await prepared.stop()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,13 @@ def volume(fy: Forkyard) -> Iterator[str]:
 
 def out(sandbox: Sandbox, command: str) -> str:
     return sandbox.exec(command, check=True).stdout.strip()
+
+
+def until(true: Callable[[], object], within_s: float = 120) -> None:
+    deadline = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_what_one_sandbox_writes_the_next_one_finds(fy: Forkyard, volume: str) -> None:
@@ -68,15 +75,33 @@ def test_copies_are_private_forks_have_their_own_and_a_commit_makes_a_version(fy
     assert fy.volumes.read_bytes(volume, "/a", version=made.version) == b"first\none\nchild\n"
 
 
+def test_what_a_commit_and_a_delete_leave_needs_no_repair_and_writers_go_on(fy: Forkyard, volume: str) -> None:
+    def repaired(sandbox: Sandbox) -> str:
+        drive = out(sandbox, "findmnt -no SOURCE /data | xargs basename")
+        return out(sandbox, f"dmesg | grep '({drive})' | grep -c recover || true")
+
+    with fy.sandboxes.create(volumes={"/data": volume}) as writer:
+        writer.spawn("i=0; while i=$((i+1)); do echo $i >> /data/log; cp /data/log /data/copy; done", user="root")
+        until(lambda: writer.files.exists("/data/copy"))
+        version = fy.volumes.commit(volume, writer.id).version
+        counted = int(out(writer, "tail -n 1 /data/log"))
+        until(lambda: int(out(writer, "tail -n 1 /data/log")) > counted)
+    with fy.sandboxes.create(volumes={"/data": Volume(volume, mode="ro", version=version)}) as committed:
+        assert repaired(committed) == "0"
+        assert 0 < int(out(committed, "tail -n 1 /data/log")) <= counted
+    with fy.sandboxes.create(volumes={"/data": volume}) as left:
+        assert repaired(left) == "0"
+        assert int(out(left, "tail -n 1 /data/log")) > counted
+        out(left, "echo below > /data/a; mount -t tmpfs none /data; echo above > /data/a")
+    assert fy.volumes.read_bytes(volume, "/a") == b"below\n"
+
+
 def test_what_is_mounted_again_and_again_is_mounted_already(fy: Forkyard, daemon: Daemon, volume: str) -> None:
     fy.volumes.write(volume, "/a", "first\n")
     cow = {"/data": Volume(volume, mode="cow")}
     for _ in range(2):
         fy.sandboxes.create(volumes=cow).delete()
-    deadline = time.monotonic() + 120
-    while not [*daemon.settings.ram_dir.glob("kept-*.layer")] or [*(daemon.root / "vms").iterdir()]:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: [*daemon.settings.ram_dir.glob("kept-*.layer")] and not [*(daemon.root / "vms").iterdir()])
     one, two = fy.sandboxes.create(volumes=cow), fy.sandboxes.create(volumes=cow)
     for path in (daemon.root / "vms").glob("*/journal.json"):
         assert chain(Path(json.loads(path.read_text())["disk"]))[1].parent == daemon.root / "disks", (

@@ -101,6 +101,7 @@ FIGURES = (
     Figure("git_commit_10_files", "git", "commit of 10 files through the API, p50", 50, "at_most"),
     Figure("git_pushes_lost", "git", "50 pushes to 50 repositories, then 20 to one: lost or damaged", 0, "at_most", ""),
     Figure("volume_1gib_attach", "volumes", "create with a copy of a 1 GiB volume: over one without", 0.5, "x_t0"),
+    Figure("volume_1gib_attach_no_pool", "volumes", "the same, and no machine is ready for either", 0.5, "x_t0"),
     Figure(
         "spec_create_ratio",
         "spec",

@@ -29,6 +29,8 @@ Bench = Callable[[int | None, Say], Awaitable[dict[str, Sample]]]
 FILE_BYTES = 64_000_000
 DENSITY = 50
 NO_POOL = {"pool_size": 0, "pool_shells": 0}
+#: The pool is full again after that.
+REFILLED_S = 6.0
 
 
 async def reference(settings: Settings, n: int = 15) -> tuple[str, Sample, Sample]:
@@ -72,8 +74,11 @@ async def specs(n: int | None, say: Say) -> dict[str, Sample]:
 
 
 async def volumes(n: int | None, say: Say) -> dict[str, Sample]:
+    async with warm_daemon(say) as fy:
+        pooled = await volume_bench.attach(fy, n or 10, say, rest_s=REFILLED_S)
     async with warm_daemon(say, **NO_POOL) as fy:
-        return await volume_bench.attach(fy, n or 20, say)
+        alone = await volume_bench.attach(fy, n or 20, say)
+    return {"volume_1gib_attach": pooled, "volume_1gib_attach_no_pool": alone}
 
 
 async def exec_(n: int | None, say: Say) -> dict[str, Sample]:
@@ -252,7 +257,7 @@ async def pool(n: int | None, say: Say) -> dict[str, Sample]:
     async with warm_daemon(say, pool_size=2, pool_shells=0) as fy:
         for i in range(n or 10):
             say(f"create from the pool {i + 1}")
-            await asyncio.sleep(6)  # refilled
+            await asyncio.sleep(REFILLED_S)
             started = time.perf_counter()
             sandbox = await fy.sandboxes.create()
             creates.append((time.perf_counter() - started) * 1000)

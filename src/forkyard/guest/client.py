@@ -273,6 +273,15 @@ class AgentGuest:
     async def mount(self, slot: int, path: str, *, read_only: bool = False) -> None:
         await self._ask("mount", slot=slot, path=_path(path), read_only=read_only)
 
+    async def unmount(self, slot: int) -> None:
+        await self._ask("unmount", slot=slot)
+
+    async def flush(self, slots: Collection[int], *, frozen_s: float | None = None, timeout_s: float = 60.0) -> None:
+        await self._ask("flush", timeout_s=timeout_s, slots=list(slots), frozen_s=frozen_s)
+
+    async def thaw(self) -> None:
+        await self._ask("thaw")
+
     async def mkdir(self, path: str, *, mode: int = 0o755, parents: bool = True, user: str | None = None) -> None:
         await self._ask("mkdir", path=_path(path), mode=mode, parents=parents, user=user)
 

@@ -209,6 +209,7 @@ class FakeGuest:
         self._execs: dict[str, _Exec] = {}
         self._watches: list[_Watch] = []
         self.identity: Identity | None = None
+        self.frozen: set[int] = set()  # slots
         self.mounts: dict[int, tuple[str, bool]] = {}  # by slot: where, and whether read-only
         #: Whose connection it is, by (protocol, source port, address, port); a test fills it in.
         self.owners: dict[tuple[str, int, str, int], SocketOwner] = {}
@@ -432,6 +433,23 @@ class FakeGuest:
     async def mount(self, slot: int, path: str, *, read_only: bool = False) -> None:
         self.mounts[slot] = (path, read_only)
         await self.mkdir(path)
+
+    async def unmount(self, slot: int) -> None:
+        path, _ = self.mounts.pop(slot)
+        await self.remove(path)
+
+    async def flush(
+        self,
+        slots: Collection[int],
+        *,
+        frozen_s: float | None = None,
+        timeout_s: float = 60.0,  # noqa: ARG002
+    ) -> None:
+        if frozen_s is not None:
+            self.frozen |= set(slots)
+
+    async def thaw(self) -> None:
+        self.frozen.clear()
 
     async def stat(self, path: str) -> FileInfo:
         return self._info(self._path(path))

@@ -35,6 +35,13 @@ def integer(args: Arguments, name: str, default: int | None = None, *, least: in
     return value
 
 
+def integers(args: Arguments, name: str, *, most: int) -> list[int]:
+    value = args.get(name)
+    if not isinstance(value, list):
+        raise _wrong(name, value, "a list")
+    return [integer({name: one}, name, most=most) for one in value]
+
+
 def optional_integer(args: Arguments, name: str, *, least: int = 0, most: int = 1 << 63) -> int | None:
     return None if args.get(name) is None else integer(args, name, least=least, most=most)
 

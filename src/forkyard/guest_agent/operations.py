@@ -9,7 +9,7 @@ import os
 
 from . import accounts, files, frames, volumes
 from .accounts import full_path
-from .arguments import command, flag, integer, optional_integer, optional_seconds, optional_text, text, texts
+from .arguments import command, flag, integer, integers, optional_integer, optional_seconds, optional_text, text, texts
 from .attachment import Attachment
 from .execs import Execs, ExecSpec
 from .failures import Failure
@@ -40,6 +40,7 @@ class Operations:
         self._execs = execs
         self._identity = identity
         self._sockets = sockets
+        self._flushes: list[volumes.Flush] = []
 
     def handlers(self) -> dict[str, Handler]:
         return {name.removeprefix("op_"): getattr(self, name) for name in dir(self) if name.startswith("op_")}
@@ -186,6 +187,36 @@ class Operations:
         slot = integer(args, "slot", most=0x17)
         volumes.mount(slot, full_path(text(args, "path")), read_only=flag(args, "read_only"))
         return {}
+
+    def op_unmount(self, _stream: Stream, args: Arguments) -> Result:
+        volumes.unmount(integer(args, "slot", most=0x17))
+        return {}
+
+    def op_flush(self, stream: Stream, args: Arguments) -> Result:
+        def done(failure: Failure | None) -> None:
+            if failure is None:
+                stream.end({})
+            else:
+                stream.fail(failure)
+
+        slots, frozen_s = integers(args, "slots", most=0x17), optional_seconds(args, "frozen_s") or 0.0
+        self._flushes = [one for one in self._flushes if not one.over]
+        self._flushes.append(volumes.Flush(self._loop, slots, frozen_s, done))
+        return None
+
+    def op_thaw(self, stream: Stream, _args: Arguments) -> Result:
+        waiting = [one for one in self._flushes if not one.over]
+        left = len(waiting)
+
+        def thawed() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                stream.end({})
+
+        for one in waiting:
+            one.thaw(thawed)
+        return None if waiting else {}
 
     # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────
 

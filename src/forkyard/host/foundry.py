@@ -22,7 +22,7 @@ from forkyard.host.doorway import Doorway
 from forkyard.host.journal import Entry, Journal, Phase, host_boot_id
 from forkyard.host.machine import Machine, OnEnd
 from forkyard.host.volumes import Attachment, HostVolumes
-from forkyard.hosts.base import Incarnation
+from forkyard.hosts.base import Incarnation, Mount
 from forkyard.models import Milestone, Shape
 from forkyard.net.base import Network
 from forkyard.net.slots import Slots
@@ -176,20 +176,24 @@ class Foundry:
         warm_up: Sequence[str],
         volumes: Sequence[Attachment] = (),
     ) -> Machine:
-        """Restored, used once, and stopped: all that is missing is an owner."""
+        """Restored, used once (if there is a `warm_up`), and stopped: all that is missing is an owner."""
+        volumes = [*self._volumes.copies(origin.volumes), *volumes]
         async with self._undone_on_failure(None) as undo:
             undo.callback(self._volumes.release, volumes)
             up = await self._bring_up(undo, vm_id, shape, origin, None, Stopwatch(), volumes=volumes)
-            if volumes:
+            if any(one.new for one in volumes):
                 await self._volumes.mount(up.guest, volumes)
                 await _at_ease(up.shell.vm)
+            entry = up.shell.entry
+            if warm_up and not volumes:
+                entry = await self._volumes.rehearse(entry, up.shell.vm, up.guest)
             for command in warm_up:
                 # As it will be when the owner comes, to the last step: becoming somebody, then the first command.
                 await up.guest.adopt_identity(_identity(Incarnation(vm_id, 0), {}, new=True))
                 await errand.run(up.guest, command)
             await up.shell.vm.stop()
             undo.pop_all()
-            return Machine(up.shell.entry, up.shell.vm, up.guest, self._connect, self._on_end, up.doorway)
+            return Machine(entry, up.shell.vm, up.guest, self._connect, self._on_end, up.doorway)
 
     async def give(
         self,
@@ -197,14 +201,15 @@ class Foundry:
         owner: Incarnation,
         env: Mapping[str, str],
         network: Network,
-        volumes: Sequence[Attachment] = (),
+        mounts: Sequence[Mount] = (),
     ) -> Machine:
-        """A parked machine becomes somebody's."""
+        """A parked machine becomes somebody's. It has these volumes already, or none."""
         watch = Stopwatch()
         async with self._undone_on_failure(owner) as undo:
-            undo.callback(self._volumes.release, volumes)
             undo.push_async_callback(self.remove, parked.entry)
             undo.push_async_callback(parked.kill)
+            volumes = [] if parked.entry.volumes else self._volumes.wanted(mounts)
+            undo.callback(self._volumes.release, volumes)
             opening = asyncio.ensure_future(parked.doorway.open(owner.sandbox_id, network))
             undo.callback(opening.cancel)
             if volumes:
@@ -217,7 +222,7 @@ class Foundry:
             await self._volumes.mount(parked.guest, volumes)
             await opening  # nothing of the owner's runs yet that could find it shut
             watch.note("ready")
-            parked.entry = self._owned(parked.entry, owner, env, watch)
+            parked.entry = self._owned(self._volumes.hand_over(parked.entry, mounts), owner, env, watch)
             undo.pop_all()
             return parked
 

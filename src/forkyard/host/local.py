@@ -36,7 +36,7 @@ from forkyard.host.instants import Instants
 from forkyard.host.intact import Intact
 from forkyard.host.journal import Entry, Journal, Phase, with_disks_of
 from forkyard.host.machine import Machine
-from forkyard.host.pool import Pool
+from forkyard.host.pool import Pool, Wish
 from forkyard.host.prepared import Prepared
 from forkyard.host.recovery import recover
 from forkyard.host.templates import ZEROS, Templates
@@ -140,13 +140,19 @@ class LocalHost:
             Intact(self._snapshots),
             self.templates,
         )
-        self._prepared = Prepared(self._foundry, self._instants, self._volumes, self._stored_volumes)
         self._pool = Pool(
             self._foundry,
-            self._template_origin,
+            self._origin,
             size=settings.pool_size,
             memory_mib=settings.pool_memory_mib,
             shells=settings.pool_shells,
+        )
+        self._prepared = Prepared(
+            self._foundry,
+            self._instants,
+            self._volumes,
+            self._stored_volumes,
+            on_ready=lambda shape, places: self._pool.ask_for(Wish(shape, places)),
         )
 
     @property
@@ -214,20 +220,24 @@ class LocalHost:
             return await self._restored(incarnation, spec)
         template = await self.templates.ensure(spec.shape, log_progress, self.images.given(spec.image))
         origin = Origin(template.key, template.snapshot, pristine=True)
-        prepared = self._prepared.find(spec.shape, origin, spec.volumes)
+        prepared = self._prepared.wish(spec.shape, origin, spec.volumes)
+        parked = self._take_parked(spec, prepared=prepared is not None) if spec.image is None else None
+        if parked is not None:
+            with contextlib.suppress(ForkyardError):  # it did not survive the wait: make one as if there were no pool
+                machine = await self._foundry.give(parked, incarnation, spec.env, spec.network, spec.volumes)
+                return self._keep(incarnation, machine)
         if prepared is not None:
             try:
                 return await self._made_from(prepared, incarnation, spec)
             except ForkyardError as error:  # make one as if there were none
                 log.warning("prepared volumes were of no use", sandbox=incarnation.sandbox_id, error=error.message)
                 self._prepared.forget(prepared)
-        parked = self._pool.take(spec.shape) if spec.image is None else None
-        if parked is not None:
-            with contextlib.suppress(ForkyardError):  # it did not survive the wait: make one as if there were no pool
-                volumes = self._volumes.wanted(spec.volumes)
-                machine = await self._foundry.give(parked, incarnation, spec.env, spec.network, volumes)
-                return self._keep(incarnation, machine)
         return await self._made_from(origin, incarnation, spec)
+
+    def _take_parked(self, spec: CreateSpec, *, prepared: bool) -> Machine | None:
+        """To mount volumes takes less than to restore a machine that has them."""
+        with_volumes = self._pool.take(Wish(spec.shape, self._volumes.places(spec.volumes))) if prepared else None
+        return with_volumes or self._pool.take(Wish(spec.shape))
 
     async def _made_from(self, origin: Origin, incarnation: Incarnation, spec: CreateSpec) -> Created:
         volumes = self._volumes.wanted(spec.volumes, origin.volumes)
@@ -267,7 +277,7 @@ class LocalHost:
         machine = self._machines.pop(incarnation, None)
         entry = machine.entry if machine else await self._at_rest(incarnation)
         if machine is not None:
-            await self._volumes.flush(machine)
+            await self._volumes.flush(machine, last=True)
             await machine.kill()
         if entry is None:
             return
@@ -536,8 +546,11 @@ class LocalHost:
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _template_origin(self, shape: Shape) -> Origin:
-        template = await self.templates.ensure(shape, log_progress)
+    async def _origin(self, wish: Wish) -> Origin | None:
+        """Of a machine for the pool."""
+        template = await self.templates.ensure(wish.shape, log_progress)
+        if wish.places:
+            return self._prepared.find(template.key, wish.places)
         return Origin(template.key, template.snapshot, pristine=True)
 
     def _keep(self, incarnation: Incarnation, machine: Machine) -> Created:
@@ -577,6 +590,7 @@ class LocalHost:
 
     async def _collect_disks(self) -> None:
         await self._prepared.prune()
+        await self._pool.give_up(lambda wish: self._prepared.gone(wish.places))
 
         def collect() -> None:
             in_use = [*self._journal.disks(), *self._snapshots.disks(), *self._stored_volumes.disks()]

@@ -1,9 +1,9 @@
 """Machines and shells made before anybody asks for them.
 
-Owns: parked machines (restored, used once, CPUs stopped) per shape, and warm shells (hypervisors without a machine) per
-base RAM. A create takes a parked machine, a fork or a resume a shell; whoever finds none makes its own. In the background
-it is brought to a plan, within one budget of memory: as many machines as lately were asked for, as many shells as lately
-were wanted at once; what nobody wants any more is given back. A parked machine has no owner: at hand-over it gets its
+Owns: parked machines (restored, used once, CPUs stopped) per shape and volumes, and warm shells (hypervisors without a
+machine) per base RAM. A create takes a parked machine, a fork or a resume a shell; whoever finds none makes its own. In the
+background it is brought to a plan, within one budget of memory: as many machines as lately were asked for, as many shells as
+lately were wanted at once; what nobody wants any more is given back. A parked machine has no owner: at hand-over it gets its
 identity, clock and random numbers like any other.
 """
 
@@ -23,6 +23,7 @@ import structlog
 from forkyard.errors import ForkyardError
 from forkyard.host.foundry import Foundry, Origin, Shell
 from forkyard.host.machine import Machine
+from forkyard.host.volumes import Places
 from forkyard.models import Shape
 
 log = structlog.get_logger(__name__)
@@ -60,35 +61,51 @@ class Bursts:
 
 
 @dataclass(frozen=True)
+class Wish:
+    """What a create asks for."""
+
+    shape: Shape
+    places: Places = ()  # of its volumes
+
+
+@dataclass(frozen=True)
 class Plan:
     """How many should be ready."""
 
-    machines: dict[Shape, int]
+    machines: dict[Wish, int]
     shells: dict[str, int]
 
 
 class Pool:
     def __init__(
-        self, foundry: Foundry, origin: Callable[[Shape], Awaitable[Origin]], *, size: int, memory_mib: int, shells: int
+        self,
+        foundry: Foundry,
+        origin: Callable[[Wish], Awaitable[Origin | None]],
+        *,
+        size: int,
+        memory_mib: int,
+        shells: int,
     ) -> None:
+        """What `origin` has nothing for is not kept ready."""
         self._foundry = foundry
         self._origin = origin
         self._size = size
         self._memory_mib = memory_mib
         self._fewest_shells = shells
-        self._kept: Shape | None = None
-        self._parked: dict[Shape, list[Machine]] = defaultdict(list)
+        self._kept: Wish | None = None
+        self._parked: dict[Wish, list[Machine]] = defaultdict(list)
         self._shells: dict[str, list[Shell]] = defaultdict(list)
         self._bases: OrderedDict[str, tuple[Shape, Path]] = OrderedDict()  # used last, last
         self._bursts: dict[str, Bursts] = defaultdict(Bursts)
-        self._demand: OrderedDict[Shape, deque[float]] = OrderedDict()  # asked for last, last
+        self._demand: OrderedDict[Wish, deque[float]] = OrderedDict()  # asked for last, last
+        self._parking: tuple[Wish, asyncio.Task[None]] | None = None
         self._last_use = 0.0
         self._wake = asyncio.Event()
         self._refiller: asyncio.Task[None] | None = None
 
     def start(self, shape: Shape) -> None:
         """Keep at least one machine of this shape ready."""
-        self._kept = shape
+        self._kept = Wish(shape)
         if self._refiller is None and (self._size or self._fewest_shells):
             self._refiller = asyncio.create_task(self._refill(), name="refill the pool")
 
@@ -104,15 +121,29 @@ class Pool:
         self._parked.clear()
         self._shells.clear()
 
-    def take(self, shape: Shape) -> Machine | None:
+    def take(self, wish: Wish) -> Machine | None:
         self.in_use()
-        self._demand.setdefault(shape, deque()).append(time.monotonic())
-        self._demand.move_to_end(shape)
-        parked = self._parked[shape]
+        self.ask_for(wish)
+        parked = self._parked[wish]
         found = next((machine for machine in parked if machine.alive), None)
         if found is not None:
             parked.remove(found)
         return found
+
+    def ask_for(self, wish: Wish) -> None:
+        self._demand.setdefault(wish, deque()).append(time.monotonic())
+        self._demand.move_to_end(wish)
+        self._wake.set()
+
+    async def give_up(self, gone: Callable[[Wish], bool]) -> None:
+        """Nobody will ask for these any more, nor shall anything of them be left when this returns."""
+        for wish in [wish for wish in self._demand if gone(wish)]:
+            del self._demand[wish]
+        if self._parking is not None and gone(self._parking[0]):
+            await _cancelled(self._parking[1])
+        for wish in [wish for wish in self._parked if gone(wish)]:
+            for machine in self._parked.pop(wish):
+                await self._end(machine)
 
     def take_shell(self, base: str, shape: Shape, ram: Path) -> Shell | None:
         self.in_use()
@@ -129,7 +160,7 @@ class Pool:
     def plan(self) -> Plan:
         """What was wanted last comes first, as far as the memory reaches; a few shells of each base before machines."""
         room = self._memory_mib
-        machines: dict[Shape, int] = {}
+        machines: dict[Wish, int] = {}
         shells: dict[str, int] = {}
 
         def grant(wanted: int, each_mib: int, most_mib: int) -> int:
@@ -142,9 +173,9 @@ class Pool:
             machines[self._kept] = grant(1, PARKED_MIB, room)
         for base in self._bases_there():
             shells[base] = grant(self._fewest_shells, SHELL_MIB, room // 2)
-        for shape in list(reversed(self._demand)):
-            have = machines.get(shape, 0)
-            machines[shape] = have + grant(min(self._size, self._asked(shape)) - have, PARKED_MIB, room)
+        for wish in list(reversed(self._demand)):
+            have = machines.get(wish, 0)
+            machines[wish] = have + grant(min(self._size, self._asked(wish)) - have, PARKED_MIB, room)
         if self._fewest_shells:
             for base in shells:
                 shells[base] += grant(self._bursts[base].largest() - shells[base], SHELL_MIB, room)
@@ -157,13 +188,13 @@ class Pool:
             self._bursts.pop(base, None)
         return list(reversed(self._bases))
 
-    def _asked(self, shape: Shape) -> int:
+    def _asked(self, wish: Wish) -> int:
         """How often, lately."""
-        asked = self._demand[shape]
+        asked = self._demand[wish]
         while asked and asked[0] < time.monotonic() - WINDOW_S:
             asked.popleft()
         if not asked:
-            del self._demand[shape]
+            del self._demand[wish]
         return len(asked)
 
     async def _refill(self) -> None:
@@ -176,7 +207,8 @@ class Pool:
                 log.warning("the pool could not be refilled", error=error.message)
                 await asyncio.sleep(5)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), WINDOW_S)
+                async with asyncio.timeout(WINDOW_S):  # `wait_for` may swallow the cancellation by `stop`
+                    await self._wake.wait()
 
     async def _change_one(self) -> bool:
         """Whether there was something to do. One at a time: those who wait for a machine need the CPU more."""
@@ -190,9 +222,9 @@ class Pool:
             if len(shells) > plan.shells.get(base, 0):
                 await self._foundry.discard(shells.pop())
                 return True
-        for shape, machines in self._parked.items():
+        for wish, machines in self._parked.items():
             dead = [machine for machine in machines if not machine.alive]
-            surplus = machines[plan.machines.get(shape, 0) :]
+            surplus = machines[plan.machines.get(wish, 0) :]
             for machine in dead or surplus:
                 machines.remove(machine)
                 await self._end(machine)
@@ -206,15 +238,34 @@ class Pool:
                 name = f"shell-{secrets.token_hex(6)}"
                 self._shells[base].append(await self._foundry.start_shell(name, shape, base, ram))
                 return True
-        for shape, wanted in plan.machines.items():
-            if len(self._parked[shape]) < wanted:
-                origin = await self._origin(shape)
-                name = f"pool-{secrets.token_hex(6)}"
-                self._parked[shape].append(await self._foundry.park(name, shape, origin, WARM_UP))
-                self._bases.setdefault(origin.base, (shape, origin.files.ram))
+        for wish, wanted in plan.machines.items():
+            if len(self._parked[wish]) < wanted and (origin := await self._origin(wish)) is not None:
+                await self._park(wish, origin)
+                self._bases.setdefault(origin.base, (wish.shape, origin.files.ram))
                 return True
         return False
+
+    async def _park(self, wish: Wish, origin: Origin) -> None:
+        async def park() -> None:
+            name = f"pool-{secrets.token_hex(6)}"
+            self._parked[wish].append(await self._foundry.park(name, wish.shape, origin, WARM_UP))
+
+        task = asyncio.create_task(park(), name="park a machine")
+        self._parking = wish, task
+        try:
+            await asyncio.wait({task})
+        finally:
+            self._parking = None
+            await _cancelled(task)
+        if not task.cancelled():
+            task.result()
 
     async def _end(self, machine: Machine) -> None:
         await machine.kill()
         await self._foundry.remove(machine.entry)
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    """It has ended when this returns."""
+    task.cancel()
+    await asyncio.wait({task})

@@ -8,8 +8,8 @@ the machine it came from had. So what it came from is whole until it is replaced
 from __future__ import annotations
 
 import asyncio
-import shlex
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,18 +18,25 @@ import structlog
 from forkyard.errors import ForkyardError, HostFailure, InvalidRequest, VolumeChanged, VolumeNotFound
 from forkyard.faults import reached
 from forkyard.guest.base import Guest
-from forkyard.host import errand
 from forkyard.host.journal import Entry, Journal, Phase
 from forkyard.host.machine import Machine
 from forkyard.hosts.base import Mount, VolumeVersion
 from forkyard.storage.disks import Disks
 from forkyard.storage.disks import seal as seal_disk
-from forkyard.storage.volumes import Mounted, Version, Volumes
-from forkyard.vmm.base import VOLUME_SLOTS, VolumeDisk
+from forkyard.storage.volumes import Mounted, Version, Volumes, make_empty
+from forkyard.vmm.base import VOLUME_SLOTS, Vm, VolumeDisk
 
 log = structlog.get_logger(__name__)
 
+#: What a machine is wanted to have mounted: where, the disk of which version, and whether read-only. Those with the same
+#: are alike to their guests: nobody has a version's disk itself.
+Places = tuple[tuple[str, Path, bool], ...]
+
 FLUSH_S = 60.0
+#: Who writes to a volume that is committed waits so long at most.
+COMMIT_S = 3.0
+#: A directory is made too, where most are.
+REHEARSED_AT, REHEARSED_BYTES = "/.forkyard", 1 << 30
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,8 @@ class HostVolumes:
         self._journal = journal
         self._longest = longest
         self._folding: set[asyncio.Task[None]] = set()
+        self._empty: Path | None = None
+        self._making_empty = asyncio.Lock()
 
     # ── for machines that are made ───────────────────────────────────────────────────────────────────────────────
 
@@ -65,6 +74,10 @@ class HostVolumes:
         if len(new) > len(free):
             raise InvalidRequest(f"a sandbox has at most {VOLUME_SLOTS} volumes and caches", field="volumes")
         return [*there, *(self._new(mount, slot) for mount, slot in zip(new, free, strict=False))]
+
+    def places(self, mounts: Sequence[Mount]) -> Places:
+        found = ((mount, self._volumes.find(mount.volume_id, mount.version)) for mount in mounts)
+        return tuple((mount.path, version.disk, mount.mode == "ro") for mount, version in found)
 
     def copies(self, saved: Sequence[Mounted]) -> list[Attachment]:
         """For a child of a fork: what its parent writes to, it has a copy of."""
@@ -93,6 +106,11 @@ class HostVolumes:
             self.release(attachments)
         return entry
 
+    def hand_over(self, entry: Entry, mounts: Sequence[Mount]) -> Entry:
+        """A machine that has these mounted already becomes somebody's, who may be their writer."""
+        modes = {mount.path: mount.mode for mount in mounts}
+        return replace(entry, volumes=[replace(one, mode=modes[one.path]) for one in entry.volumes])
+
     def release(self, attachments: Iterable[Attachment]) -> None:
         for one in attachments:
             self._disks.release(one.mounted.disk)
@@ -103,13 +121,36 @@ class HostVolumes:
                 mounted = one.mounted
                 await guest.mount(mounted.slot, mounted.path, read_only=mounted.mode == "ro")
 
-    async def flush(self, machine: Machine) -> None:
-        """What its guest has written to volumes, but not to their disks yet. A guest that does not do it is not waited for."""
-        paths = [shlex.quote(one.path) for one in machine.entry.volumes if one.mode == "rw"]
-        if paths and machine.alive and machine.entry.phase is Phase.RUNNING:
+    async def rehearse(self, entry: Entry, vm: Vm, guest: Guest) -> Entry:
+        """A volume of nobody's comes and goes: what a machine does when one comes is translated then."""
+        slot = VOLUME_SLOTS - 1
+        mounted = Mounted(slot, "", 0, REHEARSED_AT, "cow", REHEARSED_BYTES, self._disks.new_path())
+        one = Attachment(mounted, await self._empty_disk(), new=True)
+        entry = self.begin(entry, [one])
+        await vm.attach([one.disk])
+        await self.mount(guest, [one])
+        await guest.unmount(slot)
+        await vm.take_out(slot)
+        return self._journal.write(replace(entry, volumes=[]))
+
+    async def _empty_disk(self) -> Path:
+        """Made once, and kept as long as this daemon runs."""
+        async with self._making_empty:
+            if self._empty is None:
+                disk = self._disks.new_path()
+                await asyncio.to_thread(make_empty, disk, REHEARSED_BYTES)
+                await asyncio.to_thread(seal_disk, disk)
+                self._empty = disk
+            return self._empty
+
+    async def flush(self, machine: Machine, *, last: bool = False) -> None:
+        """What its guest has written to volumes, but not to their disks yet. A guest that does not do it is not waited for.
+        `last`: it is about to go, and what it leaves is a file system that nobody has to repair."""
+        slots = [one.slot for one in machine.entry.volumes if one.mode == "rw"]
+        if slots and machine.alive and machine.entry.phase is Phase.RUNNING:
             try:
                 async with asyncio.timeout(FLUSH_S):
-                    await errand.run(machine.guest, f"sync -f {' '.join(paths)}", FLUSH_S)
+                    await machine.guest.flush(slots, frozen_s=FLUSH_S if last else None, timeout_s=FLUSH_S)
             except (ForkyardError, TimeoutError) as error:
                 log.warning("volumes not flushed", vm=machine.entry.vm_id, error=str(error))
 
@@ -154,11 +195,11 @@ class HostVolumes:
         entry = machine.entry
         mounted = _at(entry, path)
         self._check_commit(mounted, force=force)
-        await errand.run(machine.guest, f"sync -f {shlex.quote(path)}")
         following = self._disks.new_path()
         self._remember(machine, replace(mounted, next_disk=following))
         try:
-            sealed = await machine.vm.seal_volume(mounted.slot, following)
+            async with self._frozen(machine, mounted.slot):
+                sealed = await machine.vm.seal_volume(mounted.slot, following)
             reached("commit.sealed")
             version = await asyncio.to_thread(
                 lambda: self._volumes.publish(
@@ -172,6 +213,16 @@ class HostVolumes:
         reached("commit.published")
         self._fold_later(mounted.volume_id)
         return version
+
+    @contextlib.asynccontextmanager
+    async def _frozen(self, machine: Machine, slot: int) -> AsyncIterator[None]:
+        """What its disk says is a whole file system. The guest goes on by itself if we never come back."""
+        await machine.guest.flush([slot], frozen_s=COMMIT_S)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ForkyardError):
+                await machine.guest.thaw()
 
     def _remember(self, machine: Machine, mounted: Mounted) -> None:
         volumes = [mounted if one.slot == mounted.slot else one for one in machine.entry.volumes]
@@ -201,7 +252,11 @@ class HostVolumes:
         task.add_done_callback(self._folding.discard)
 
     async def settle(self) -> None:
+        """Nothing of its own is needed after this."""
         await asyncio.gather(*self._folding, return_exceptions=True)
+        if self._empty is not None:
+            self._disks.release(self._empty)
+            self._empty = None
 
 
 def _at(entry: Entry, path: str) -> Mounted:

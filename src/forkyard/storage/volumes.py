@@ -85,7 +85,7 @@ class Volumes:
         """An empty volume: version 1."""
         disk = self._disks.new_path()
         try:
-            _make_empty(disk, size_bytes)
+            make_empty(disk, size_bytes)
             return self.publish(volume_id, disk, size_bytes, kept=False, source=None)
         finally:
             self._disks.release(disk)
@@ -215,7 +215,7 @@ def _read(path: Path) -> Version | None:
     return None
 
 
-def _make_empty(disk: Path, size_bytes: int) -> None:
+def make_empty(disk: Path, size_bytes: int) -> None:
     """A file system made here, on a file that no guest has seen."""
     with tempfile.TemporaryDirectory(dir=disk.parent.parent) as scratch:
         raw = Path(scratch) / "volume"

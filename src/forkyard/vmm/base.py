@@ -163,6 +163,10 @@ class Vm(Protocol):
         """Put volumes into empty slots; a guest that runs learns of it."""
         ...
 
+    async def take_out(self, slot: int) -> None:
+        """Undoes `attach`; the guest uses it no more. What was written is nobody's: its file is gone."""
+        ...
+
     async def seal_volume(self, slot: int, next_disk: Path) -> Path:
         """What is in the slot now is sealed, and returned; the VM goes on writing to `next_disk`, made over it."""
         ...

@@ -9,7 +9,7 @@ made, nearly empty.
     world.panic("sandbox-1")             # the machine ends as if its kernel had panicked
 
 Steps that a `FaultPlan` can name: boot, shell, load (both are `restore` too), adopt, reclaim, cont, stop, save, capture,
-attach, seal_volume, kill, usage. `driver.faults` may be replaced at any time.
+attach, take_out, seal_volume, kill, usage. `driver.faults` may be replaced at any time.
 """
 
 from __future__ import annotations
@@ -134,6 +134,10 @@ class FakeVm:
                 raise VmStartFailed(f"there is no volume disk {volume.below}")
             _make_disk(volume.disk)
             self._process.volumes[volume.slot] = volume.disk
+
+    async def take_out(self, slot: int) -> None:
+        await self._driver.step("take_out")
+        self._process.volumes.pop(slot).unlink()
 
     async def seal_volume(self, slot: int, next_disk: Path) -> Path:
         await self._driver.step("seal_volume")

@@ -69,6 +69,16 @@ def attach(top: Top) -> list[tuple[str, dict[str, Any]]]:
     return [("blockdev-add", top.options()), ("blockdev-reopen", {"options": [options]})]
 
 
+def take_out(top: Top) -> list[tuple[str, dict[str, Any]]]:
+    """The commands that make a slot empty again, as its guest sees it, too."""
+    assert top.slot is not None
+    return [
+        ("block_resize", {"node-name": volume_node(top.slot), "size": 0}),
+        ("blockdev-reopen", {"options": [volume_options(top.slot, placeholder(top.slot))]}),
+        ("blockdev-del", {"node-name": top.node}),
+    ]
+
+
 def announce(top: Top) -> tuple[str, dict[str, Any]]:
     """The command that lets a guest see that a slot is no longer empty. (It has that size already.)"""
     assert top.slot is not None

@@ -198,6 +198,14 @@ class QemuVm:
         except (ForkyardError, OSError) as error:
             raise await start_failure(self._record, error, LOAD_TIMEOUT_S) from error
 
+    async def take_out(self, slot: int) -> None:
+        async with self._capturing:
+            qmp = await self.connect(timeout_s=15.0)
+            top = self._volumes[slot]
+            await asyncio.gather(*(qmp.execute(command, **arguments) for command, arguments in disks.take_out(top)))
+            del self._volumes[slot]
+        await in_thread(top.path.unlink)
+
     async def _make_volumes(self, volumes: Sequence[VolumeDisk]) -> None:
         if not volumes:
             return
