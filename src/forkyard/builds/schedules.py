@@ -123,7 +123,8 @@ class Schedules:
                 log.exception("schedules were not looked at")
                 wait_s = LOOK_EVERY_S
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await self._news.wait()
             self._news.clear()
 
     async def _look(self, now: datetime) -> float:
