@@ -17,6 +17,9 @@ _NOT = ("share", *(f"include/node/openssl/archs/{name}" for name in ("[!l]*", "l
 _LEAVE = " ".join(f"--exclude='package/{name}'" for name in _NOT)
 _UNPACK = f"tar -xzf ./*.tgz --strip-components=1 --no-same-owner --unlink-first {_LEAVE} -C"
 
+#: What most will use is compiled by being used: who is not root may not keep it there, and would compile it each time.
+_USED = 'python3 -m pip install -q pip > /dev/null; python3 -c "import asyncio, venv, ipykernel.kernelapp"'
+
 
 def _unless(shows_version: str, version: str, work: str) -> str:
     """`work`, unless `shows_version` prints a version that is the wanted one, or one of its kind."""
@@ -66,6 +69,6 @@ def python(version: str) -> str:
         'for name in python python3 "python$series" pip pip3 "pip$series"; do '
         f'ln -sf "$bin/$name" {_LINKS}/$name; done; '
         # All of it, and not `bin` alone: a Python looks for its library beside the directory it was found in.
-        f'ln -sfn "$(dirname "$bin")" {_CURRENT}; hash -r; python3 -c "import encodings"; python3 --version'
+        f'ln -sfn "$(dirname "$bin")" {_CURRENT}; hash -r; {_USED}; python3 --version'
     )
     return _unless("python3 --version | cut -d' ' -f2", version, work)

@@ -49,11 +49,16 @@ for _name, _value in _sys._forkyard_env.items():
 """
 
 
-#: Without what serves people at a screen, which takes a third of the start: a debugger, and completion of names.
+#: Without what serves people at a screen, which takes a third of the start: a debugger, and completion of names. Newer
+#: kernels look for the debugger only when they run.
 _LAUNCH = """
 import sys
 sys.modules |= {"debugpy": None, "jedi": None}
 from ipykernel import kernelapp
+try:
+    import ipykernel.debugger
+except ImportError:
+    pass
 del sys.modules["debugpy"], sys.modules["jedi"]
 kernelapp.launch_new_instance()
 """
