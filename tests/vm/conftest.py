@@ -32,9 +32,11 @@ LONGEST = (
     "test_spec_steps",
     "test_images",
     "test_docs",
+    "test_docs_images",
     "test_dev_server",
     "test_attacks",
     "test_faults",
+    "test_python_versions",
     "test_volumes",
 )
 
