@@ -1,4 +1,4 @@
-"""Python and command lines of pages that need no machine: they run from top to bottom, against the real API and agents."""
+"""What pages show that needs no machine: a spec in Python and as a file, and command lines against the real API and agents."""
 
 from __future__ import annotations
 
@@ -7,23 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from forkyard import Forkyard, Spec
 
 from ..vm.test_docs import ROOT, python_of  # noqa: TID252
 from .sdk_daemon import running_daemon
-
-
-@pytest.mark.parametrize("page", ["network.md", "previews.md", "runs.md"])
-def test_the_python_of_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path) -> None:
-    program = tmp_path / f"{Path(page).stem}.py"
-    program.write_text(python_of((ROOT / "docs" / page).read_text()))
-    with running_daemon() as daemon:
-        done = subprocess.run(
-            [sys.executable, program], env=daemon.env, cwd=tmp_path, capture_output=True, text=True, timeout=240
-        )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_python_and_the_file_of_specs_say_the_same() -> None:
@@ -31,28 +18,6 @@ def test_the_python_and_the_file_of_specs_say_the_same() -> None:
     source, names = python_of(page), {"Spec": Spec}
     exec(source[source.index("spec = (") : source.index("sandbox = ")], names)
     assert Spec.parse(python_of(page, "yaml")) == names["spec"]
-
-
-def test_the_python_and_the_files_of_images_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "Dockerfile").write_text("FROM debian AS web\nARG VERSION\nRUN echo $VERSION\nFROM debian\nRUN other\n")
-    page = (ROOT / "docs" / "images.md").read_text()
-    names = {"Spec": Spec}
-    exec(python_of(page), names)
-    built, image = (Spec.parse(part, tmp_path) for part in yaml_of(page))
-    wanted = {"ready": "curl -sf localhost:8080"}
-    assert built == Spec().dockerfile("Dockerfile", args={"VERSION": "3"}, target="web").service(
-        "web", "/app/serve", **wanted
-    )
-    assert image == Spec().from_image("registry/name:tag").service("main")
-    assert names["spec"] == Spec().dockerfile("Dockerfile").service("main", **wanted)
-    with running_daemon() as daemon, Forkyard(daemon.url, daemon.key) as fy:
-        (layer,) = fy.builds.explain(built)[:1]
-        assert layer.steps == ["run /bin/sh -c echo $VERSION"]
-
-
-def yaml_of(page: str) -> list[str]:
-    return re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
 
 
 def test_the_commands_on_git_do_what_the_page_shows(tmp_path: Path) -> None:

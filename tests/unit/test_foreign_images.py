@@ -119,7 +119,6 @@ def test_an_archive_is_read_with_what_it_says_of_itself(make: Any, tmp_path: Pat
         "Labels": None,
     }
     contents = read(make([layer], config=config), tmp_path)
-    assert contents.digest == digest(config_of([layer], config=config))
     assert [one.diff_id for one in contents.layers] == [digest(layer)]
     assert (contents.config.env, contents.config.user, contents.config.workdir) == (
         {"A": "1", "B": "x=y"},
@@ -359,7 +358,7 @@ def test_a_registry_that_sends_without_end_does_not_fill_the_disk(
 def test_equal_images_are_one_whatever_they_are_called(images: ForeignImages, tmp_path: Path) -> None:
     layer = tar_of(file("hello", b"x"))
     (tmp_path / "a.tar").write_bytes(saved([layer]))
-    (tmp_path / "b.tar").write_bytes(layout([layer]))
+    (tmp_path / "b.tar").write_bytes(layout([layer], created="2026-01-01T00:00:00Z"))
     (tmp_path / "c.tar").write_bytes(saved([tar_of(file("other", b"y"))]))
 
     dead = tmp_path / "cache" / "images" / ".import-99999999-0"  # no process has this number

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from forkyard import Forkyard
 
 from .conftest import Daemon
+from .previews import until_served
+from .web import web_daemon
 
 ROOT = Path(__file__).parents[2]
 # `make demo` runs that one.
@@ -18,12 +21,41 @@ EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py") if path
 
 @pytest.mark.parametrize(
     "page",
-    ["README.md", *(f"docs/{name}.md" for name in ("tutorial", "specs", "volumes", "code", "git", "dev-servers"))],
+    [
+        "README.md",
+        *(f"docs/{name}.md" for name in ("tutorial", "specs", "volumes", "code", "git", "dev-servers", "runs")),
+    ],
 )
-def test_the_python_of_a_page_runs_from_top_to_bottom(page: str, daemon: Daemon, fy: Forkyard, tmp_path: Path) -> None:
-    program = tmp_path / f"{Path(page).stem}.py"
-    program.write_text(python_of((ROOT / page).read_text()))
-    run(daemon, program)
+@pytest.mark.usefixtures("tidy")
+def test_the_python_of_a_page_runs_from_top_to_bottom(page: str, daemon: Daemon, tmp_path: Path) -> None:
+    run(daemon, program_of(page, tmp_path))
+
+
+@pytest.mark.usefixtures("fy")
+def test_the_address_that_the_page_on_previews_prints_answers(daemon: Daemon, tmp_path: Path) -> None:
+    printed = run(daemon, program_of("docs/previews.md", tmp_path))
+    answer = until_served(printed.strip())
+    assert answer.status_code == 200 and "Directory listing" in answer.text
+
+
+def test_the_page_on_the_network_runs_in_one_that_has_its_hosts(tmp_path: Path) -> None:
+    hosts = ("docs.example.com", "api.github.com", "api.openai.com")
+    with web_daemon(hosts) as (web, daemon), daemon.client() as fy:
+        printed = run(daemon, program_of("docs/network.md", tmp_path))
+        assert [(one.host, one.path) for one in web.requests] == [
+            ("api.github.com", "/user"),
+            ("api.openai.com", "/v1/models"),
+            ("docs.example.com", "/"),  # once: what came after it was replayed
+        ]
+        given = [one.headers.get("authorization", "").encode("latin-1").decode() for one in web.requests]
+        assert given == ["Bearer ghp_…", "Bearer sk-…", ""]
+        assert "docs.example.com 443" in printed
+        assert fy.recordings.list() == []
+
+
+@pytest.fixture
+def tidy(fy: Forkyard) -> Iterator[None]:
+    yield
     for build in fy.builds.list():
         build.delete()
     for repo in fy.git.list():
@@ -38,9 +70,22 @@ def test_an_example_runs(example: str, daemon: Daemon, fy: Forkyard) -> None:
     run(daemon, ROOT / "examples" / example)
 
 
-def run(daemon: Daemon, program: Path) -> None:
-    done = subprocess.run([sys.executable, program], env=daemon.env, capture_output=True, text=True, timeout=240)
+def program_of(page: str, directory: Path) -> Path:
+    program = directory / f"{Path(page).stem}.py"
+    program.write_text(python_of((ROOT / page).read_text()))
+    return program
+
+
+def run(daemon: Daemon, program: Path, timeout_s: float = 240) -> str:
+    done = subprocess.run(
+        [sys.executable, program], env=daemon.env, cwd=program.parent, capture_output=True, text=True, timeout=timeout_s
+    )
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def blocks_of(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
 
 
 def python_of(page: str, language: str = "python") -> str:

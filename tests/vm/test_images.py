@@ -1,4 +1,4 @@
-"""Machines of images that are not ours: with nothing in them but one program, with nothing at all, with systemd."""
+"""Machines of images that are not ours: with nothing in them but one program, or with nothing at all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from forkyard import BuildFailed, CommandNotFound, Conflict, Spec
 
 from .conftest import Daemon
-from .image_archives import BUSYBOX_CONFIG, busybox_layer, debian_layer, saved
+from .image_archives import BUSYBOX_CONFIG, busybox_layer, saved
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -121,29 +121,4 @@ CMD ["/bin/made"]
         assert (made.name, made.owner, made.group, made.mode) == ("made", "7", "8", 0o4755)
         assert made.attributes == {"mark": "kept"}
         sandbox.delete()
-        fy.builds.prune()
-
-
-def test_an_image_with_systemd_has_services(own_daemon: Daemon, tmp_path: Path) -> None:
-    archive = tmp_path / "debian.tar"
-    loop = "while true; do echo $GREETING $(id -un) $(pwd) > /tmp/new; mv /tmp/new /tmp/said; sleep 1; done"
-    config = {
-        "Env": ["GREETING=hello"],
-        "User": "daemon",
-        "WorkingDir": "/srv",
-        "Entrypoint": ["/bin/sh", "-c"],
-        "Cmd": [loop],
-    }
-    with own_daemon.client() as fy:
-        with fy.sandboxes.create() as plain:
-            archive.write_bytes(saved([debian_layer(plain)], config))
-        spec = Spec().from_image(archive).service("main", ready="test -e /tmp/said")
-        with fy.sandboxes.create(spec=spec) as sandbox:
-            assert sandbox.exec("command -v python3 udevadm").exit_code != 0
-            assert sandbox.exec("cat /proc/1/comm").stdout == "systemd\n"
-            (main,) = sandbox.services.list()
-            assert (main.name, main.active) == ("main", "active")
-            assert sandbox.files.read("/tmp/said") == "hello daemon /srv\n"
-        (image,) = [one for one in fy.images.list() if one.systemd and spec.uploads[0].digest in one.names]
-        assert image.config.program == ["/bin/sh", "-c", loop]
         fy.builds.prune()

@@ -1,8 +1,8 @@
 """An HTTPS server with a certificate authority of its own, for tests of what the door does with HTTP.
 
-Server and daemon live in a network namespace of the test's, on an address that looks public and leads nowhere. The
-daemon finds the names of the server in a hosts file that only it sees, and trusts its authority by
-FORKYARD_EXTRA_CA_FILE.
+Server and daemon live in two network namespaces of the test's, with a cable between them, and the server on an address
+that looks public and leads nowhere. The daemon finds its names in a hosts file that only it sees, and trusts its
+authority by FORKYARD_EXTRA_CA_FILE.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,7 +28,7 @@ from forkyard.net.namespace import inside
 
 from .conftest import Daemon, remove_daemon
 
-ADDRESS = "11.7.0.1"
+ADDRESS, HOST = "11.7.0.1", "11.7.0.2"
 API, OTHER = "api.forkyard.test", "other.forkyard.test"
 RULES = [EgressRule(domain="*.forkyard.test"), EgressRule(cidr=f"{ADDRESS}/32")]
 REACHABLE = EgressPolicy(preset="none", rules=RULES)
@@ -47,7 +47,7 @@ class Web:
     """`/headers` repeats the headers; `/count` says how many requests came; `/bytes` is large; `/repo.git` wants Basic
     credentials, as a host of Git does."""
 
-    def __init__(self, directory: Path, namespace: str) -> None:
+    def __init__(self, directory: Path, namespace: str, names: Sequence[str]) -> None:
         self.authority = Authority.load_or_make(directory)
         self.ca_file = directory / "ca.pem"
         self.requests: list[Request] = []
@@ -68,7 +68,7 @@ class Web:
         self._server.daemon_threads = True
         self._server.socket.close()
         self._server.socket = asyncio.run(inside(Path("/run/netns") / namespace, _listening))
-        context = self.authority.context_for([API, OTHER])
+        context = self.authority.context_for(names)
         self._server.socket = context.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
@@ -127,17 +127,22 @@ def _ip(arguments: str) -> None:
 
 
 @contextlib.contextmanager
-def web_daemon() -> Iterator[tuple[Web, WebDaemon]]:
+def web_daemon(names: Sequence[str] = (API, OTHER)) -> Iterator[tuple[Web, WebDaemon]]:
     namespace = f"fyw-{secrets.token_hex(3)}"
     with tempfile.TemporaryDirectory(prefix="fyw-", dir="/tmp") as directory, contextlib.ExitStack() as stack:
-        _ip(f"netns add {namespace}")
-        stack.callback(_ip, f"netns del {namespace}")
-        _ip(f"-n {namespace} link set lo up")
-        _ip(f"-n {namespace} addr add {ADDRESS}/32 dev lo")
-        web = Web(Path(directory) / "authority", namespace)
+        outside = f"{namespace}-out"
+        for name in (namespace, outside):
+            _ip(f"netns add {name}")
+            stack.callback(_ip, f"netns del {name}")
+            _ip(f"-n {name} link set lo up")
+        _ip(f"-n {namespace} link add cable type veth peer name cable netns {outside}")
+        for name, address in ((namespace, HOST), (outside, ADDRESS)):
+            _ip(f"-n {name} addr add {address}/24 dev cable")
+            _ip(f"-n {name} link set cable up")
+        web = Web(Path(directory) / "authority", outside, names)
         stack.callback(web.close)
         hosts = Path(directory) / "hosts"
-        hosts.write_text(f"127.0.0.1 localhost\n{ADDRESS} {API} {OTHER}\n")
+        hosts.write_text(f"127.0.0.1 localhost\n{ADDRESS} {' '.join(names)}\n")
         root = Path(tempfile.mkdtemp(prefix="fyt-", dir="/tmp"))
         root.chmod(0o711)
         extra_env = {"FORKYARD_EXTRA_CA_FILE": str(web.ca_file)}

@@ -123,12 +123,13 @@ async def _start(guest: Guest, service: Service, verb: Verb, *, wait: bool = Tru
     ready = service.ready or (f"systemctl is-active -q -- {unit}" if service.type == "simple" else None)
     if ready is None:
         return
-    env = {**service.env, "FORKYARD_READY": ready}
+    # Where there is no bus, systemd answers root alone.
+    env, cwd, user = (service.env, service.workdir, service.user) if service.ready else ({}, None, None)
     spec = ExecSpec(
         units.wait_script(service),
-        env=env,
-        cwd=service.workdir,
-        user=service.user or "root",
+        env={**env, "FORKYARD_READY": ready},
+        cwd=cwd,
+        user=user or "root",
         timeout_s=service.ready_timeout_s,
         label=f"ready? {service.name}",
     )

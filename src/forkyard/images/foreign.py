@@ -43,6 +43,8 @@ _FILES = {
     "/etc/systemd/system/forkyard-agent.service.d/runtime.conf": (
         "[Service]\nExecStartPre=\nExecStart=\nExecStart=/opt/forkyard/agent/init agent\n"
     ),
+    # Masked, for nobody sits at a console. Without udev every boot would wait a minute and a half for its device.
+    "/etc/systemd/system/getty.target": "",
 }
 _DEFAULTS = {
     "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
@@ -127,7 +129,7 @@ class ForeignImages:
         if archive is not None:
             return await asyncio.to_thread(oci.read_archive, archive, to, _room(self._dir))
         if name == SCRATCH:
-            return oci.Contents("sha256:" + hashlib.sha256(b"scratch").hexdigest())
+            return oci.Contents()
         plain = registry.registry_of(name) in self._plain_http
         pull = registry.pull(name, to, credentials=credentials, plain_http=plain, way_to=self._way_to)
         await _while_there_is_room(pull, self._dir)

@@ -36,9 +36,14 @@ class Layer:
 
 @dataclass(frozen=True)
 class Contents:
-    digest: str  # of the config, which names all layers: equal images have equal ones
     config: ImageConfig = field(default_factory=ImageConfig)
     layers: tuple[Layer, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Of all that counts in a machine. Digests of images differ with who packed them, and from a registry to an archive."""
+        said = json.dumps([self.config.model_dump(), [layer.diff_id for layer in self.layers]])
+        return f"sha256:{hashlib.sha256(said.encode()).hexdigest()}"
 
 
 def read_archive(archive: Path, scratch: Path, most_bytes: int) -> Contents:
@@ -168,7 +173,7 @@ def _contents(config_file: Path, blobs: list[Path]) -> Contents:
     if not isinstance(diff_ids, list) or len(diff_ids) != len(blobs):
         raise InvalidImage("the image's config does not name the layers of its manifest")
     layers = tuple(Layer(blob, str(diff_id)) for blob, diff_id in zip(blobs, diff_ids, strict=True))
-    return Contents(_sha256(config_file), _config(config.get("config") or {}), layers)
+    return Contents(_config(config.get("config") or {}), layers)
 
 
 def _config(given: Any) -> ImageConfig:
