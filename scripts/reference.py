@@ -200,8 +200,9 @@ def spec_schema() -> str:
     """What `forkyard.yaml` may hold. Also the short forms, which the model turns into the long ones."""
     schema = Spec.model_json_schema()
     parts = schema["$defs"]
-    short: dict[str, dict[str, Any]] = {name: {"type": "string"} for name in ("RunStep", "WaitStep", "InstallStep")}
-    short["FileStep"] = {"type": "string"}
+    texts = ("RunStep", "WaitStep", "InstallStep", "FileStep", "GitRepo", "Service", "ImageSource", "DockerfileSource")
+    short: dict[str, dict[str, Any]] = {name: {"type": "string"} for name in texts}
+    short["RunStep"] = {"type": ["string", "array"], "items": {"type": "string"}}
     short["LayerStep"] = {"enum": [True, None]}
     short["Step"] = {"const": "layer"}
     local: dict[str, Any] = {"type": "object", "properties": {"from": {"type": "string"}}, "required": ["from"]}
@@ -209,8 +210,17 @@ def spec_schema() -> str:
     added: dict[str, Any] = {name: form for name, form in parts["AddStep"]["properties"].items() if name != "context"}
     brought = {**parts["AddStep"], "properties": {"from": {"type": "string"}, **added}, "required": ["from", "to"]}
     parts["AddStep"] = {"anyOf": [brought, parts["AddStep"]]}
+    image = {"type": "object", "properties": {"file": {"type": "string"}}, "required": ["file"]}
+    said = {
+        name: form for name, form in parts["DockerfileSource"]["properties"].items() if name not in ("text", "context")
+    }
+    said |= {"file": {"type": "string"}, "context": {"type": "string"}}
+    dockerfile = {"type": "object", "properties": said, "required": ["file"]}
+    of_files = {"FileStep": local, "ImageSource": image, "DockerfileSource": dockerfile}
+    for form in of_files.values():
+        form["additionalProperties"] = False
     for name, form in short.items():
-        also = [local] if name == "FileStep" else []
+        also = [of_files[name]] if name in of_files else []
         parts[name] = {"anyOf": [form, *also, parts[name]]}
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"

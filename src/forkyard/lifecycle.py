@@ -69,6 +69,7 @@ class Cause(StrEnum):
     START_FAILED = "start_failed"
     STOP_FAILED = "stop_failed"
     DELETED_BY_USER = "deleted_by_user"
+    TASK_OVER = "task_over"
     TTL = "ttl"
     EVICTED = "evicted"
     EPHEMERAL = "ephemeral"

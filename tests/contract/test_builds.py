@@ -5,6 +5,7 @@ Machines are agents on this host, so steps are real commands; they write below t
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tempfile
 import threading
@@ -12,10 +13,20 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from forkyard import BuildFailed, BuildNotFound, Forkyard, InvalidRequest, SnapshotNotFound, Spec
+from forkyard import (
+    BuildFailed,
+    BuildNotFound,
+    Forkyard,
+    HostFailure,
+    InvalidRequest,
+    InvalidShape,
+    SnapshotNotFound,
+    Spec,
+)
 from forkyard.hosts.base import Incarnation
 
 from .sdk_daemon import Daemon
@@ -97,6 +108,7 @@ def test_the_network_of_a_build_is_not_that_of_its_sandboxes(fy: Forkyard, done:
     go.touch()
     build.wait()
     assert fy.sandboxes.create(spec=spec).info.network.egress.preset == "coding"
+    assert fy.sandboxes.create(snapshot=str(build.info.snapshot_id)).info.network.egress.preset == "coding"
     assert fy.sandboxes.create(spec=spec, network="none").info.network.egress.preset == "none"
 
 
@@ -299,6 +311,73 @@ def test_an_unknown_base_and_a_second_size_are_refused(fy: Forkyard) -> None:
         fy.builds.create(Spec().base("plan9"))
     with pytest.raises(InvalidRequest, match="leave it out"):
         fy.sandboxes.create(spec=Spec(), vcpus=2)
+
+
+def test_what_starts_from_a_snapshot_has_its_size_and_no_other(fy: Forkyard, done: Path) -> None:
+    snapshot = fy.sandboxes.create(memory_mib=1024).snapshot()
+    built = Spec().base(snapshot.id)
+    with pytest.raises(InvalidShape, match="has memory_mib 1024, and what starts from it cannot have 2048") as refused:
+        fy.sandboxes.create(spec=built.size(memory_mib=2048))
+    assert refused.value.details["field"] == "body.spec.size.memory_mib"
+    assert fy.sandboxes.create(spec=built.size(memory_mib=1024)).info.shape.memory_mib == 1024
+    (layer,) = fy.builds.explain(built)
+    assert layer.cached, "the size of the snapshot, said or not"
+    snapshot.delete()
+
+
+def test_what_forkyard_made_for_a_task_is_known_by_labels_that_nobody_else_gives(fy: Forkyard, done: Path) -> None:
+    with pytest.raises(InvalidRequest, match="Forkyard's own"):
+        fy.sandboxes.create(labels={"forkyard.build": "x"})
+    go = done.with_name("go")
+    build = fy.builds.create(Spec().run(f"{note(done, 'built')}; until test -e {go}; do sleep 0.05; done"))
+    until(lambda: words(done))
+    (machine,) = fy.sandboxes.list()
+    (child,) = machine.fork(1)
+    machine.update(labels={"mine": "too"})
+    with pytest.raises(InvalidRequest, match="Forkyard's own"):
+        child.update(labels={"forkyard.build": "x"})
+    go.touch()
+    build.wait()
+    ended = fy.sandboxes.get(machine.id).info
+    assert (ended.state, ended.cause, ended.labels["mine"]) == ("deleted", "task_over", "too")
+    assert [one.id for one in fy.sandboxes.list()] == [child.id], "a fork of it is its owner's"
+
+
+def test_a_layer_stays_until_what_is_made_of_it_is_there(
+    fy: Forkyard, daemon: Daemon, done: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = Spec().run(note(done, "built"))
+    fy.builds.create(spec).wait()
+    made, pruned = daemon.host.create, []
+
+    async def slow(*args: Any) -> Any:
+        pruned.append(await asyncio.to_thread(fy.builds.prune))
+        return await made(*args)
+
+    monkeypatch.setattr(daemon.host, "create", slow)
+    fy.sandboxes.create(spec=spec)
+    assert (pruned[0].layers, words(done)) == (0, ["built"])
+
+
+def test_a_create_whose_snapshot_goes_meanwhile_says_so(
+    fy: Forkyard, daemon: Daemon, clean: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = fy.sandboxes.create().snapshot()
+
+    async def gone(*_: Any) -> Any:
+        await asyncio.to_thread(snapshot.delete)
+        raise HostFailure("could not make a disk")
+
+    monkeypatch.setattr(daemon.host, "create", gone)
+    with pytest.raises(SnapshotNotFound, match="was deleted while a sandbox was made of it"):
+        fy.sandboxes.create(snapshot=snapshot)
+
+
+def test_a_lockfile_that_is_nowhere_is_named(fy: Forkyard, done: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        BuildFailed, match=f"there is no {tmp_path}/app/requirements.txt in the machine, and there was no "
+    ):
+        fy.builds.create(Spec().workdir(str(tmp_path)).install("app/requirements.txt")).wait()
 
 
 def test_the_command_line_builds_explains_and_creates(daemon: Daemon, fy: Forkyard, done: Path, tmp_path: Path) -> None:

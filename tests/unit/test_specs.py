@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from forkyard import InvalidRequest, Spec
@@ -17,6 +21,9 @@ from forkyard.control import units
 from forkyard.models.bases import ImageConfig
 from forkyard.models.specs import Service, start_order
 from forkyard.models.specs import Spec as SpecModel
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = jsonschema_rs.validator_for(json.loads((ROOT / "docs" / "reference" / "spec.schema.json").read_text()))
 
 
 def layers_of(spec: SpecModel, template: str) -> list[Layer]:
@@ -75,6 +82,9 @@ def test_yaml_and_the_builder_say_the_same() -> None:
         ({"steps": [{"run": "a\0b"}]}, "NUL"),
         ({"steps": [{"workdir": "/a\nUser=root"}]}, "control character"),
         ({"steps": [{"install": "what.lock"}]}, "no lockfile"),
+        ({"steps": [{"run": ["echo", 1]}]}, "steps.0.run.command.1: "),
+        ({"steps": [{"service": {"name": "a@", "exec": "x"}}]}, "steps.0.service.name"),
+        ({"steps": [{"service": {"name": "a", "exec": "x", "workdir": "-/app"}}]}, "from the root"),
         ({"steps": [{"files": {"/a": {"content": "", "mode": 755}}}]}, "0o1363 as permission bits; write '0755'"),
         ({"steps": [{"files": {"/a": {"content": "", "mode": "rwx"}}}]}, "no mode such as"),
         ({"steps": [{"service": {"name": "a", "exec": "x"}}, {"service": {"name": "a", "exec": "y"}}]}, "two services"),
@@ -115,6 +125,16 @@ def test_layers_without_steps_are_none() -> None:
     assert len(keys(Spec())) == 1
 
 
+def test_what_is_said_of_a_layer_without_steps_is_said_of_the_next_or_else_of_the_last() -> None:
+    def salted(text: str) -> list[str]:
+        return keys(Spec().layer(discriminator=text).run("a").layer().run("b"))
+
+    assert set(salted("v1")).isdisjoint(salted("v2"))
+    skipping = Spec().run("a").layer().run("b").layer().layer(skip_cache=True)
+    assert [layer.skip_cache for layer in layers_of(skipping.model(), "t")] == [False, True]
+    assert keys(skipping) == keys(Spec().run("a").layer().run("b"))
+
+
 def test_an_install_is_keyed_by_its_lockfile_and_manifest(tmp_path: Path) -> None:
     lockfile = tmp_path / "package-lock.json"
     lockfile.write_text("{}")
@@ -135,13 +155,20 @@ def test_a_lockfile_brings_no_credential_along(tmp_path: Path) -> None:
         ("//npm.example/:_authToken=abc\n", "_authToken"),
         ("a=b\n//npm.example/:_password = 'abc'\n", "_password"),
         ("_auth=abc\n", "_auth"),
-        ("registry=https://me:abc@npm.example/\n", "a password in an address"),
+        ("registry=https://me:abc@npm.example/\n", "a password or token in an address"),
+        ("registry=https://abc@npm.example/\n", "a password or token in an address"),
     ):
         npmrc.write_text(text)
         with pytest.raises(InvalidRequest, match=rf"npmrc has {said}, which would stay") as caught:
             Spec().install(tmp_path / "package-lock.json")
         assert "abc" not in str(caught.value) and "NPM_TOKEN" in str(caught.value)
     npmrc.write_text("//npm.example/:_authToken=${NPM_TOKEN}\nregistry=https://npm.example:8443/@scope\n")
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text("--index-url https://${TOKEN}@pip.example/simple\na @ git+https://git@host.example/a.git\n")
+    Spec().install(requirements)
+    requirements.write_text("a @ git+https://abc@host.example/a.git\n")
+    with pytest.raises(InvalidRequest, match="a password or token in an address"):
+        Spec().install(requirements)
     yarnrc.write_text("npmAuthToken: abc\n")
     with pytest.raises(InvalidRequest, match="npmAuthToken"):
         Spec.parse("steps: [{install: package-lock.json}]", tmp_path)
@@ -197,6 +224,52 @@ def test_variables_are_what_stands_in_the_file() -> None:
     }
 
 
+def test_what_yaml_makes_of_no_is_no_and_of_dates_what_stands_there() -> None:
+    spec = Spec.parse("steps: [{env: {DAY: 2024-01-01}}, {service: {name: a, exec: x, restart: no}}]").model()
+    assert spec.steps[0].env == {"DAY": "2024-01-01"}
+    assert spec.steps[1].service is not None and spec.steps[1].service.restart == "no"
+
+
+@pytest.mark.parametrize(
+    "text", ["steps: [{run: a}]\nsteps: []", "steps: [{env: {A: 1, A: 2}}]", '{"steps": [], "name": "a", "name": "b"}']
+)
+def test_what_is_said_twice_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="there twice"):
+        Spec.parse(text)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "layer",
+        "layer: {discriminator: a}",
+        "run: [npm, ci]",
+        "node: 22",
+        "bun: true",
+        "python: '3.12'",
+        "git: https://example.com/a.git#main:/a",
+        "service: main",
+        "service: {name: a, exec: x, restart: no}",
+        "install: uv.lock",
+        "add: {from: ., to: /app}",
+        "files: {/a: text, /b: {from: spec.yaml, mode: '0755'}}",
+    ],
+)
+def test_the_published_schema_knows_what_a_file_may_say(step: str) -> None:
+    assert SCHEMA.is_valid(yaml.safe_load(f"steps: [{step if step == 'layer' else '{' + step + '}'}]"))
+
+
+def test_the_published_schema_refuses_what_a_file_may_not_say() -> None:
+    for wrong in ({"stepz": []}, {"steps": [{"run": 1}]}, {"image": {"fil": "a"}}, {"steps": [{"node": "new"}]}):
+        assert not SCHEMA.is_valid(wrong)
+
+
+@pytest.mark.parametrize("page", ["specs.md", "images.md"])
+def test_the_files_of_a_page_are_as_the_published_schema_says(page: str) -> None:
+    for text in re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / page).read_text(), flags=re.DOTALL | re.MULTILINE):
+        assert not list(SCHEMA.iter_errors(yaml.safe_load(text))), text
+
+
 def test_a_spec_may_be_json_with_tabs() -> None:
     assert Spec.parse('{\n\t"steps": [\n\t\t{"env": {"PORT": 3000}}\n\t]\n}') == Spec().env(PORT="3000")
     assert Spec.parse("{steps: [{run: a}]}") == Spec().run("a")
@@ -245,16 +318,28 @@ def test_local_files_and_directories_travel_with_the_spec(tmp_path: Path) -> Non
         (Spec().run("a"), "step 1 (run b) is gone"),
         (Spec().run("a").run("b").discriminator("x"), "discriminator is `x`, and was ``"),
         (Spec().run("a").run("b"), "it was built before, and evicted or deleted since"),
+        (Spec().run("p").run("q"), "nothing like it was built before"),
+        (
+            Spec().run("a").run("b").size(memory_mib=1024),
+            "size is `1 cpu, 1024 MiB, 8 GiB`, and was `1 cpu, 512 MiB, 8 GiB`",
+        ),
+        (Spec().apt("tree"), "nothing like it was built before"),
     ],
 )
 def test_a_miss_names_the_first_difference_to_the_nearest_layer(now: Spec, reason: str) -> None:
     kept = [
         (layer.parent_key, [one.to_json() for one in layer.inputs])
         for spec in (Spec().run("x").run("y"), Spec().run("a").run("b"))
-        for layer in layers_of(spec.model(), "t")
+        for layer in layers_of(spec.model(), "template of 512 MiB")
     ]
-    (layer,) = layers_of(now.model(), "t")
+    (layer,) = layers_of(now.model(), f"template of {now.model().size.memory_mib} MiB")
     assert why_missing(layer, kept, parent_cached=True) == reason
+
+
+def test_a_miss_of_a_single_step_is_compared_with_one_of_its_kind() -> None:
+    (old,), (new,) = (layers_of(Spec().run(text).model(), "t") for text in ("one", "two"))
+    kept = [(old.parent_key, [one.to_json() for one in old.inputs])]
+    assert why_missing(new, kept, parent_cached=True) == "step 0 is `run two`, and was `run one`"
 
 
 def test_a_file_with_other_content_is_named_without_it() -> None:

@@ -53,6 +53,19 @@ def test_services_need_each_other_and_one_that_ends_again_and_again_is_noticed(f
     assert "failed" in cli("show", "dies") and "last ended with 4" in cli("show", "dies")
 
 
+def test_what_systemd_does_not_take_is_told_in_its_words(fy: Forkyard) -> None:
+    sandbox = fy.sandboxes.create()
+    with pytest.raises(ServiceNotReady, match=r"Unit nope\.service not found"):
+        sandbox.services.add("needy", "sleep 1000", requires=["nope"])
+    with pytest.raises(ServiceNotReady, match=r"(?s)lost .*/nowhere"):
+        sandbox.services.add("lost", "sleep 1000", workdir="/nowhere", ready="true")
+    sandbox.services.add("home", "echo $HOME $USER > /tmp/home", type="oneshot")
+    assert sandbox.files.read("/tmp/home") == "/root root\n"
+    sandbox.services.add("in@stance", "sleep 1000")
+    assert {info.name for info in sandbox.services.list()} == {"needy", "lost", "home", "in@stance"}
+    sandbox.services.remove("in@stance")
+
+
 def test_of_services_side_by_side_the_one_that_failed_is_named(fy: Forkyard) -> None:
     spec = Spec().service("a", "sleep 1000").service("b", "echo b says why; exit 7", ready="false")
     with pytest.raises(BuildFailed) as caught:

@@ -89,3 +89,28 @@ def test_a_failed_build_says_why_and_leaves_a_machine_to_look_at(own_daemon: Dae
         fy.builds.prune()
         assert not fy.snapshots.list()
         assert not fy.sandboxes.list()
+
+
+def test_what_a_build_rests_on_may_go_and_what_it_wrote_counts(own_daemon: Daemon) -> None:
+    with own_daemon.client() as fy:
+        fy.secrets.set("KNOWN", "a value that is looked for in layers")
+        with fy.sandboxes.create() as plain:
+            base = plain.snapshot()
+        written = "dd if=/dev/urandom of=/srv/big bs=1M count=80 oflag=direct"
+        build = fy.builds.create(Spec().base(base.id).run(f"touch /srv/begun; {written}; sleep 3"))
+        deadline = time.monotonic() + 60
+        while not any(one.info.state == "running" and one.files.exists("/srv/begun") for one in fy.sandboxes.list()):
+            assert time.monotonic() < deadline
+        base.delete()
+        made = fy.snapshots.get(str(build.wait().snapshot_id))
+        assert made.info.size_bytes > 80 << 20
+        assert fy.builds.prune().freed_bytes >= made.info.size_bytes
+
+
+def test_a_build_that_may_not_go_out_says_where_it_wanted_to(own_daemon: Daemon) -> None:
+    with own_daemon.client() as fy:
+        with pytest.raises(BuildFailed, match="network policy of the build refused docs.example.com") as failed:
+            fy.builds.create(Spec().run("curl -sS https://docs.example.com"), network="none").wait()
+        assert failed.value.details["denied"] == ["docs.example.com"]
+        for build in fy.builds.list():
+            build.delete()

@@ -29,6 +29,7 @@ from forkyard.errors import (
     NotFound,
     Unauthenticated,
 )
+from forkyard.models.base import field_of
 
 log = structlog.get_logger(__name__)
 
@@ -115,7 +116,7 @@ def install(app: FastAPI) -> None:
 async def _invalid(_request: Request, raised: Exception) -> Response:
     assert isinstance(raised, RequestValidationError)
     errors = [
-        {"field": _field(item["loc"]), "message": str(item["msg"]).removeprefix("Value error, ")}
+        {"field": field_of(item["loc"]) or "body", "message": str(item["msg"]).removeprefix("Value error, ")}
         for item in raised.errors()
     ]
     message = "; ".join(f"{item['field']}: {item['message']}" for item in errors)
@@ -137,10 +138,6 @@ async def _http(request: Request, raised: Exception) -> Response:
     if raised.status_code == HTTPStatus.BAD_REQUEST:  # how FastAPI says that the body cannot be decoded
         return problem_response(InvalidRequest(f"{where}: the body is not JSON in UTF-8"))
     return problem_response(InvalidRequest(f"{where}: {raised.detail}"), status=raised.status_code)
-
-
-def _field(location: tuple[int | str, ...]) -> str:
-    return ".".join(str(part) for part in location) or "body"
 
 
 def documented(*errors: type[ForkyardError]) -> dict[int | str, dict[str, Any]]:

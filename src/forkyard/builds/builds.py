@@ -126,7 +126,7 @@ class Builds:
 
     async def create(self, request: BuildCreate, *, key_id: str = "") -> BuildInfo:
         """Returns when it has begun."""
-        await self._drawing.check(request.spec)
+        await self._drawing.check(request.spec, request.registry)
         await self._control.networks.check(request.network)
         if len(self._tasks) >= MAX_RUNNING:
             raise NoCapacity(f"{MAX_RUNNING} builds run already; wait for one of them", retry_after_s=5)
@@ -191,26 +191,26 @@ class Builds:
         for name in ("snapshot", "vcpus", "memory_mib", "disk_gib"):
             if name in request.model_fields_set and getattr(request, name) is not None:
                 raise InvalidRequest(f"a sandbox with a spec has no {name} of its own; leave it out", field=name)
-        for attempt in (1, 2):  # a layer may be evicted between the build and the create
-            snapshot_id = await self.built(
-                request.spec,
-                identity=request.identity,
-                registry=request.registry,
-                secrets=request.secrets,
-                key_id=api_key_id,
-                begun=begun,
-            )
-            wanted = request.model_copy(
-                # The network is named, for else it would be that of the build.
-                update={"snapshot": snapshot_id, "spec": None, "registry": None, "network": request.network}
-            )
-            try:
-                return await self._control.sandboxes.create(
-                    wanted, api_key_id=api_key_id, idempotency_key=idempotency_key
+        spec, layer = request.spec, await self._last_layer(request.spec, request.registry)
+        async with self._cache.pinned([layer]):
+            for attempt in (1, 2):  # it may be deleted by hand all the same
+                snapshot_id = await self._snapshot_of(
+                    spec,
+                    layer,
+                    identity=request.identity,
+                    registry=request.registry,
+                    secrets=request.secrets,
+                    key_id=api_key_id,
+                    begun=begun,
                 )
-            except SnapshotNotFound:
-                if attempt == 2:
-                    raise
+                wanted = request.model_copy(update={"snapshot": snapshot_id, "spec": None, "registry": None})
+                try:
+                    return await self._control.sandboxes.create(
+                        wanted, api_key_id=api_key_id, idempotency_key=idempotency_key
+                    )
+                except SnapshotNotFound:
+                    if attempt == 2:
+                        raise
         raise AssertionError("unreachable")
 
     async def built(
@@ -225,8 +225,26 @@ class Builds:
     ) -> str:
         """The snapshot of a spec, from the cache or built now; `begun` is told the id of the build then. Of `secrets` the
         build may use those that are stored."""
+        layer = await self._last_layer(spec, registry)
+        return await self._snapshot_of(
+            spec, layer, identity=identity, registry=registry, secrets=secrets, key_id=key_id, begun=begun
+        )
+
+    async def _last_layer(self, spec: Spec, registry: RegistryAuth | None) -> Layer:
         await self._drawing.check(spec)
-        last = (await self._drawing.draw(spec, registry))[-1].layers[-1]
+        return (await self._drawing.draw(spec, registry))[-1].layers[-1]
+
+    async def _snapshot_of(
+        self,
+        spec: Spec,
+        last: Layer,
+        *,
+        identity: str | None,
+        registry: RegistryAuth | None,
+        secrets: Mapping[str, Secret] | None,
+        key_id: str,
+        begun: Callable[[str], None] | None,
+    ) -> str:
         if not last.skip_cache and (found := await self._cache.find(last.key)) is not None:
             return found.snapshot_id
         stored = {name: one for name, one in (secrets or {}).items() if one.value is None}
@@ -394,6 +412,7 @@ def _failure(error: LayerFailed) -> BuildFailure:
         exit_code=failed.exit_code,
         log=failed.log[-_LOG_BYTES:],
         units=failed.units,
+        denied=failed.denied,
         debug_snapshot_id=error.debug_snapshot_id,
     )
 

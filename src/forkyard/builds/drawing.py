@@ -9,16 +9,17 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from forkyard.builds.bases import Base, Bases, Tell, nobody
+from forkyard.builds.bases import Base, Bases, Tell, bound, nobody
 from forkyard.builds.copying import Archive
 from forkyard.builds.dockerfile.instructions import CopyStep
 from forkyard.builds.dockerfile.stages import Dockerfile, Stage
 from forkyard.builds.layers import Context, Layer, Start, layers_of, shape_of
 from forkyard.builds.uploads import Uploads
 from forkyard.control.plane import ControlPlane
-from forkyard.errors import InvalidRequest
+from forkyard.errors import InvalidDockerfile, InvalidRequest, InvalidShape
+from forkyard.models import SnapshotInfo
 from forkyard.models.bases import ImageConfig, RegistryAuth
-from forkyard.models.specs import Spec, Step
+from forkyard.models.specs import Size, Spec, Step
 
 _DIGESTS_KEPT = 1000
 _NOWHERE = Start("", "")
@@ -42,7 +43,7 @@ class Drawing:
         self._uploads = uploads
         self._digests: dict[tuple[str, tuple[str, ...]], str] = {}
 
-    async def check(self, spec: Spec) -> None:
+    async def check(self, spec: Spec, auth: RegistryAuth | None = None) -> None:
         """What can be said at once."""
         if spec.dockerfile is not None:
             await asyncio.to_thread(Dockerfile.read, spec.dockerfile)
@@ -58,6 +59,28 @@ class Drawing:
         for context in contexts:
             if context is not None:
                 self._uploads.find(context)
+        await self._bound(spec, auth)
+
+    async def _bound(self, spec: Spec, auth: RegistryAuth | None) -> RegistryAuth | None:
+        """The password is for one registry, and images name others: also in variables."""
+        if auth is None or auth.registry is not None:
+            return auth
+        names = [spec.image.ref] if spec.image is not None and spec.image.ref is not None else []
+
+        async def noted(name: str) -> ImageConfig:
+            names.append(name)
+            return ImageConfig()
+
+        if spec.dockerfile is not None:
+            try:
+                await (await asyncio.to_thread(Dockerfile.read, spec.dockerfile)).stages(noted)
+            except InvalidDockerfile as error:
+                raise InvalidRequest(
+                    "say which registry the password is for: name it as `registry` beside it. Before its images are there, "
+                    f"this Dockerfile does not tell: {error.message}",
+                    field="body.registry",
+                ) from None
+        return bound(auth, names)
 
     async def draw(
         self, spec: Spec, auth: RegistryAuth | None = None, tell: Tell = nobody, *, allow_secrets: bool = False
@@ -67,9 +90,11 @@ class Drawing:
         own = list(enumerate(spec.steps))
         if is_snapshot(spec.base):
             found = await self._snapshots.get(spec.base)
+            spec = spec.model_copy(update={"size": _size_of(spec, found)})
             context = Context.left(await self._sandboxes.said_by_spec(found.sandbox_id))
             start = replace(start, base=spec.base, template=found.id, context=context)
             return [Drawn(0, layers_of(spec, start, own), snapshot_id=found.id)]
+        auth = await self._bound(spec, auth)
         if spec.dockerfile is None:
             base = await self._bases.image(spec.image, auth, tell) if spec.image else self._bases.local(spec.base)
             context = Context() if base.image is None else Context.of(base.config)
@@ -136,6 +161,19 @@ class Drawing:
                 self._digests.clear()
             self._digests[key] = found
         return self._digests[key]
+
+
+def _size_of(spec: Spec, snapshot: SnapshotInfo) -> Size:
+    """A machine in memory is as large as it is."""
+    has = Size(**snapshot.shape.model_dump())
+    for name in spec.size.model_fields_set:
+        if (wanted := getattr(spec.size, name)) != getattr(has, name):
+            raise InvalidShape(
+                f"snapshot {spec.base} has {name} {getattr(has, name)}, and what starts from it cannot have {wanted}; leave "
+                f"{name} out, and resize the sandbox once it is stopped",
+                field=f"body.spec.size.{name}",
+            )
+    return has
 
 
 def is_snapshot(base: str) -> bool:

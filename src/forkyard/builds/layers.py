@@ -18,7 +18,7 @@ from forkyard.models.bases import ImageConfig
 from forkyard.models.specs import Spec, Step
 
 #: A new number builds everything anew: how steps are done has changed.
-FORMAT = 5
+FORMAT = 6
 _SHOWN = 120
 #: Defaults of commands in a sandbox: the agent looks for them among its variables.
 USER, WORKDIR = "FORKYARD_USER", "FORKYARD_WORKDIR"
@@ -170,17 +170,24 @@ def _key(parent: str | None, inputs: Sequence[Input]) -> str:
 
 def _parts(steps: Sequence[tuple[int, Step]]) -> Iterable[tuple[list[tuple[int, Step]], str, bool]]:
     """Steps of each layer, its discriminator, and whether the cache is to be left alone. None is empty, but for that of
-    an empty spec."""
+    an empty spec: what is said of an empty layer is said of the next, and of the last if there is none."""
+    found: list[tuple[list[tuple[int, Step]], str, bool]] = []
     part: list[tuple[int, Step]] = []
-    any_yet = False
+    salt, skip = "", False
     for number, step in steps:
         if step.layer is None:
             part.append((number, step))
-        elif part:
-            yield part, step.layer.discriminator, step.layer.skip_cache
-            part, any_yet = [], True
-    if part or not any_yet:
-        yield part, "", False
+            continue
+        salt, skip = f"{salt} {step.layer.discriminator}".strip(), skip or step.layer.skip_cache
+        if part:
+            found.append((part, salt, skip))
+            part, salt, skip = [], "", False
+    if part or not found:
+        found.append((part, salt, skip))
+    elif salt or skip:
+        last, said, skipped = found.pop()
+        found.append((last, f"{said} {salt}".strip(), skip or skipped))
+    return found
 
 
 def _size(spec: Spec) -> str:
@@ -218,6 +225,17 @@ def shown(step: Step) -> str:
     return line if len(line) <= _SHOWN else line[: _SHOWN - 1] + "…"
 
 
+def _alike(layer: Layer, inputs: list[dict[str, str]]) -> bool:
+    """Whether it may be the same as it was before a change: a step is the same, or the only one is of the same kind."""
+    steps = {one.name: one for one in layer.inputs[_COMMON_INPUTS:]}
+    others = {one["name"]: one for one in inputs[_COMMON_INPUTS:]}
+    if any(name in steps and steps[name].digest == one["digest"] for name, one in others.items()):
+        return True
+    if len(steps) > 1 or steps.keys() != others.keys():
+        return False
+    return all(one.shown.split()[0] == others[name]["shown"].split()[0] for name, one in steps.items())
+
+
 def why_missing(layer: Layer, kept: Sequence[tuple[str | None, list[dict[str, str]]]], *, parent_cached: bool) -> str:
     """`kept`: the parent key and the inputs of each layer there is."""
     if layer.parent_key is not None and not parent_cached:
@@ -227,12 +245,13 @@ def why_missing(layer: Layer, kept: Sequence[tuple[str | None, list[dict[str, st
     for parent_key, inputs in kept:
         if parent_key == layer.parent_key:
             same = sum((one["name"], one["digest"]) in ours for one in inputs)
-            if best is None or same > best[0]:
+            if (best is None or same > best[0]) and _alike(layer, inputs):
                 best = (same, inputs)
     if best is None:
         return "nothing like it was built before" if layer.parent_key is None else "nothing was built on that layer yet"
     theirs = {one["name"]: one for one in best[1]}
-    for one in layer.inputs:
+    # The size first: the machine that has booted, which is in the base, is of one size, too.
+    for one in sorted(layer.inputs, key=lambda one: one.name != "size"):
         other = theirs.get(one.name)
         if other is None:
             return f"{one.name} ({one.shown}) is new"

@@ -22,7 +22,9 @@ from forkyard.control.ground import new_id
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import BuildFailed, ForkyardError, NotFound
 from forkyard.guest.base import ExecSpec, Guest
+from forkyard.lifecycle import Cause
 from forkyard.models import SandboxCreate
+from forkyard.models.labels import marked
 from forkyard.models.runs import RunCreate, RunInfo, RunOutcome
 from forkyard.models.specs import Spec, Step
 from forkyard.store.runs import RunRecord
@@ -88,7 +90,7 @@ class Runs:
         for info in page.items:
             if LABEL in info.labels:
                 with contextlib.suppress(ForkyardError):
-                    await self._control.sandboxes.delete(info.id)
+                    await self._control.sandboxes.delete(info.id, Cause.TASK_OVER)
 
     async def create(self, request: RunCreate, *, key_id: str = "", keep: bool = True) -> RunInfo:
         """Returns when it has ended, one way or the other. Not to `keep` it: nothing is on record."""
@@ -127,19 +129,18 @@ class Runs:
             snapshot = await self._prepared(request, key_id)
             wanted = SandboxCreate(
                 name=run_id,
-                labels={LABEL: run_id},
                 env=request.env,
                 persistence="ephemeral",
                 idle_timeout_s=None,
                 ttl_s=request.timeout_s + MACHINE_SPARE_S,
                 **({} if snapshot is None else {"snapshot": snapshot}),
             )
-            machine = await self._control.sandboxes.create(wanted, api_key_id=key_id)
+            machine = await self._control.sandboxes.create(marked(wanted, run=run_id), api_key_id=key_id)
             try:
                 async with self._control.sandboxes.use(machine.id) as guest:
                     return await _performed(guest, f"{_PLACE}/{run_id}", request)
             finally:
-                await asyncio.shield(self._control.sandboxes.delete(machine.id))
+                await asyncio.shield(self._control.sandboxes.delete(machine.id, Cause.TASK_OVER))
         except BuildFailed as error:
             return RunOutcome(ok=False, error=f"its packages could not be installed: {error.message}", kind="host")
         except ForkyardError as error:

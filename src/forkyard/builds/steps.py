@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from forkyard.builds import copies, managers, runtimes
 from forkyard.builds.copies import Materials
-from forkyard.builds.dockerfile.instructions import MountedRun, SecretMount
+from forkyard.builds.dockerfile.instructions import DirectoryMount, MountedRun, SecretMount
 from forkyard.builds.layers import Context, Layer, shown
 from forkyard.control import code, machine_image, services
 from forkyard.control.commands import run
@@ -45,6 +45,7 @@ class StepFailed(Exception):
     exit_code: int | None = None
     log: str = ""
     units: list[UnitState] = field(default_factory=list)
+    denied: list[str] = field(default_factory=list)
 
 
 class Telling:
@@ -82,7 +83,7 @@ async def do_steps(guest: Guest, layer: Layer, tell: Telling, clone: Clone, mate
             )
             raise StepFailed(number, shown(step), error.message, unit.exit_code, unit.log) from error
         except ForkyardError as error:
-            raise StepFailed(number, shown(step), error.message) from error
+            raise StepFailed(number, shown(step), f"`{shown(step)}`: {error.message}") from error
         tell.step(number, shown(step), (time.monotonic() - began) * 1000)
         if waiting and tell.stop is not None:
             await tell.stop(len(layer.steps) - len(waiting))
@@ -115,7 +116,11 @@ class _Doing:
             await self.clone(step.git.model_copy(update={"user": step.git.user or context.user}))
         elif step.run is not None:
             one = step.run
-            async with self._secrets(one.secrets if isinstance(one, MountedRun) else ()) as more:
+            secrets: Sequence[SecretMount] = ()
+            if isinstance(one, MountedRun):
+                secrets = one.secrets
+                await self._made(one.directories)
+            async with self._secrets(secrets) as more:
                 env = {**one.env, **more}
                 await self._run(one.command, user=one.user, cwd=one.cwd, timeout_s=one.timeout_s, env=env)
         elif step.add is not None:
@@ -139,9 +144,7 @@ class _Doing:
             if not await self.guest.exists(step.workdir):
                 await self.guest.mkdir(step.workdir, user=context.user)
         elif step.user is not None:
-            name = shlex.quote(step.user)
-            command = f"id -u -- {name} >/dev/null 2>&1 || useradd -m -s /bin/bash -- {name}"
-            await self._run(command, user="root", cwd="/", timeout_s=SETUP_S)
+            await self._run(_user(step.user), user="root", cwd="/", timeout_s=SETUP_S)
         elif step.wait_for is not None:
             await self._wait(step.wait_for)
         elif step.service is not None:
@@ -180,6 +183,11 @@ class _Doing:
                     await self.guest.write_file(mount.target, content, mode=mount.mode, user=mount.owner)
                     stack.push_async_callback(self._unmounted, mount.target)
             yield env
+
+    async def _made(self, mounts: Sequence[DirectoryMount]) -> None:
+        for mount in mounts:
+            if not await self.guest.exists(mount.target):
+                await self.guest.mkdir(mount.target, mode=mount.mode, user=mount.owner)
 
     async def _unmounted(self, path: str) -> None:
         with suppress(FileMissing):  # the command has removed it
@@ -232,6 +240,11 @@ class _Doing:
             await self._write(path, file, place)
         below, lockfile = posixpath.split(install.lockfile)
         directory = posixpath.normpath(posixpath.join(place, below))
+        if not install.files and not await self.guest.exists(posixpath.join(directory, lockfile)):
+            raise FileMissing(
+                f"there is no {posixpath.join(directory, lockfile)} in the machine, and there was no {install.lockfile} where "
+                "the spec was made; bring it in by a step before (`git`, `add`, `files`), or name one that is there"
+            )
         tool = managers.wanted(install.program(), await self._texts(directory))
         if tool.fetch is not None:
             await self._run(tool.fetch, user="root", cwd="/", timeout_s=INSTALL_S)
@@ -259,6 +272,17 @@ class _Doing:
             f'until $within $shell -c "$FORKYARD_READY" >/dev/null 2>&1; do sleep {wait.interval_s:g}; done'
         )
         await self._run(command, timeout_s=wait.timeout_s, env={"FORKYARD_READY": wait.command})
+
+
+def _user(named: str) -> str:
+    """Makes a user, unless there is one. What is small has busybox's adduser, and no useradd."""
+    name = shlex.quote(named)
+    return (
+        f"id -u -- {name} >/dev/null 2>&1 || if command -v useradd >/dev/null; then useradd -m -s /bin/bash -- {name}; "
+        f'elif command -v adduser >/dev/null; then adduser -D -s "$(command -v bash || echo /bin/sh)" -- {name}; '
+        f'else echo "there is no user {named}, and neither useradd nor adduser to make one; add a line for it to '
+        '/etc/passwd in a step before" >&2; exit 127; fi'
+    )
 
 
 def _apt(packages: Sequence[str]) -> str:

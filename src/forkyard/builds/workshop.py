@@ -25,8 +25,10 @@ from forkyard.control.ground import new_id
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import BuildFailed, ForkyardError, SnapshotNotFound
 from forkyard.guest.base import Guest, Stream
+from forkyard.lifecycle import Cause
 from forkyard.models import SandboxCreate, SnapshotInfo
 from forkyard.models.builds import BUILD_LABEL, BuildCreate
+from forkyard.models.labels import marked
 from forkyard.models.network import EgressPolicy, NetworkPolicy
 from forkyard.models.specs import GitRepo
 
@@ -158,7 +160,6 @@ class Workshop:
         env = layer.env_after()
         wanted = SandboxCreate(
             name=f"layer {layer.key[:12]}",
-            labels={BUILD_LABEL: mark},
             env=env,
             idle_timeout_s=None,
             ttl_s=MACHINE_TTL_S,
@@ -169,7 +170,7 @@ class Workshop:
             **({"snapshot": parent} if parent is not None else layer.shape.model_dump()),
         )
         image = layer.image if parent is None else None
-        sandbox = await control.sandboxes.create(wanted, api_key_id=made.key_id, image=image)
+        sandbox = await control.sandboxes.create(marked(wanted, build=mark), api_key_id=made.key_id, image=image)
 
         def on_step(number: int, text: str, ms: float | None) -> None:
             flight.phase("step" if ms is None else "done", layer.index, text, number, ms)
@@ -177,14 +178,13 @@ class Workshop:
         async def source(stage: int) -> str:
             snapshot = SandboxCreate(
                 name=f"source of layer {layer.key[:12]}",
-                labels={BUILD_LABEL: mark},
                 snapshot=made.sources[stage],
                 persistence="ephemeral",
                 idle_timeout_s=None,
                 ttl_s=MACHINE_TTL_S,
                 network=NetworkPolicy(egress=EgressPolicy(preset="none")),
             )
-            return (await control.sandboxes.create(snapshot, api_key_id=made.key_id)).id
+            return (await control.sandboxes.create(marked(snapshot, build=mark), api_key_id=made.key_id)).id
 
         async def on_stop(count: int) -> None:
             if kept + count in layer.stops():
@@ -277,6 +277,12 @@ class Workshop:
         """What can be said of a failure; the machine may be in any state."""
         with contextlib.suppress(ForkyardError, TimeoutError):
             async with asyncio.timeout(_LOOK_S):
+                failed.denied = await self._control.egress.refused(sandbox_id)
+                if failed.denied:
+                    failed.message += (
+                        f"; on the way the network policy of the build refused {', '.join(failed.denied)}, which its `network` "
+                        "(--allow, --preset) would have to allow"
+                    )
                 failed.units = await services.unit_states(guest)
         try:
             snapshot, found = await self._saved(sandbox_id, parent, allow_secrets=allow_secrets)
@@ -297,6 +303,6 @@ class Workshop:
         for info in page.items:
             if BUILD_LABEL in info.labels:
                 try:
-                    await control.sandboxes.delete(info.id)
+                    await control.sandboxes.delete(info.id, Cause.TASK_OVER)
                 except ForkyardError as error:
                     log.error("machine of a build not removed", sandbox=info.id, error=error.message)

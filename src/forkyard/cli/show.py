@@ -76,11 +76,16 @@ def size(count: int) -> str:
     return f"{number / 1024:.1f} TiB"
 
 
+#: Of what is there whole elsewhere.
+MOST_OF_A_COMMAND = 1000
+
+
 def command(words: str | list[str]) -> str:
     import shlex
 
     text = words if isinstance(words, str) else shlex.join(words)
-    return text.replace("\n", "⏎")
+    text = text.replace("\n", "⏎")
+    return text if len(text) <= MOST_OF_A_COMMAND else f"{text[: MOST_OF_A_COMMAND - 1]}…"
 
 
 def fresh_text(before: str, now: str) -> str:

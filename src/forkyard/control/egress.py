@@ -133,6 +133,11 @@ class Egress:
         found = found[:limit]
         return Page[EgressRecord](items=found, next_cursor=str(found[-1].id) if more else None)
 
+    async def refused(self, sandbox_id: str, most: int = 5) -> list[str]:
+        """Where it was not let go, such as `example.com:443`."""
+        page = await self.page(sandbox_id, verdict="denied")
+        return list(dict.fromkeys(destination(record) for record in page.items))[:most]
+
     async def before_newest(self, sandbox_id: str, count: int) -> int:
         return await self._ground.store.egress_before_newest(sandbox_id, count)
 

@@ -19,6 +19,7 @@ from forkyard.faults import reached
 from forkyard.hosts.base import Created, Forked
 from forkyard.lifecycle import Cause, State
 from forkyard.models import ForkChild, ForkResult, SandboxFork, SandboxInfo
+from forkyard.models.labels import theirs
 from forkyard.models.volumes import copies
 from forkyard.store.records import NewSandbox, SandboxRecord
 
@@ -154,7 +155,7 @@ def _child(parent: SandboxRecord, request: SandboxFork, api_key_id: str | None) 
         id=new_id(),
         shape=parent.shape,
         name=request.name,
-        labels=parent.labels if request.labels is None else request.labels,
+        labels=theirs(parent.labels) if request.labels is None else request.labels,
         env=parent.env,
         key_id=api_key_id or parent.key_id,
         parent_id=parent.id,

@@ -38,6 +38,7 @@ from forkyard.errors import (
     OperationTimeout,
     PortClosed,
     SandboxNotFound,
+    SnapshotNotFound,
     VmCrashed,
 )
 from forkyard.guest.base import Guest
@@ -45,6 +46,7 @@ from forkyard.hosts.base import Created, CreateSpec, Incarnation
 from forkyard.lifecycle import ENDED, Cause, State
 from forkyard.models import Page, SandboxCreate, SandboxInfo, SandboxLogs, SandboxUpdate
 from forkyard.models.builds import BUILD_LABEL
+from forkyard.models.labels import ours
 from forkyard.models.specs import GitRepo
 from forkyard.models.volumes import copies
 from forkyard.store.records import IdempotencyClaim, NewSandbox, SandboxRecord
@@ -159,6 +161,8 @@ class Sandboxes:
                     await put_clones(self._ground.host.guest(machine(record)))
         except Exception as raised:
             error = known(raised, "create", sandbox_id)
+            if new.snapshot_id is not None and await self._ground.store.snapshot(new.snapshot_id) is None:
+                error = SnapshotNotFound(f"snapshot {request.snapshot!r} was deleted while a sandbox was made of it")
             # The host left nothing behind by contract; asking it again costs nothing and covers what came too late.
             await self._ground.destroy_quietly(machine(record))
             await self._ground.move_back(record, State.FAILED, Cause.CREATE_FAILED, error)
@@ -184,7 +188,8 @@ class Sandboxes:
             # What a spec says is for all who start from it; what somebody gave their sandbox is not.
             public_env = {**origin.public_env, **public_env}
             env = {**{name: value for name, value in public_env.items() if name not in request.secrets}, **env}
-            if "network" not in request.model_fields_set:
+            # That of a build is for the build.
+            if "network" not in request.model_fields_set and BUILD_LABEL not in origin.labels:
                 egress = origin.network.egress.model_copy(update={"headers": []})
                 network = origin.network.model_copy(update={"egress": egress})
         request.network.egress.check_rules()
@@ -366,6 +371,8 @@ class Sandboxes:
             given["expires_at"] = None if ttl_s is None else datetime.now(UTC) + timedelta(seconds=ttl_s)
         if given.pop("network", None) is not None and request.network is not None:
             await self._networks.set(sandbox_id, request.network)
+        if "labels" in given:
+            given["labels"] |= ours((await self._ground.record(sandbox_id)).labels)
         if "identity" in given:
             given["identity_id"] = await self._identity(given.pop("identity"))
         living = [state for state in State if state not in (State.DELETING, State.DELETED)]
@@ -381,9 +388,9 @@ class Sandboxes:
             raise ended(await self._ground.record(sandbox_id))
         await self._networks.renew(sandbox_id)
 
-    async def delete(self, sandbox_id: str) -> None:
+    async def delete(self, sandbox_id: str, cause: Cause = Cause.DELETED_BY_USER) -> None:
         """Returns when the machine and all it owned are gone. Deleting what is deleted is fine."""
-        await self._removal.delete(sandbox_id)
+        await self._removal.delete(sandbox_id, cause)
 
 
 @asynccontextmanager

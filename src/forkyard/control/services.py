@@ -117,7 +117,7 @@ async def _start(guest: Guest, service: Service, verb: Verb, *, wait: bool = Tru
     command = f"systemctl {verb} {'' if wait else '--no-block '}-- {unit}"
     done = await run(guest, ExecSpec(command, timeout_s=deadline_s, label=f"{verb} {service.name}"))
     if not done.ok:
-        raise await _not_ready(guest, service, "did not start")
+        raise await _not_ready(guest, service, "did not start", systemctl=done.tail)
     if not wait:
         return
     ready = service.ready or (f"systemctl is-active -q -- {unit}" if service.type == "simple" else None)
@@ -133,7 +133,10 @@ async def _start(guest: Guest, service: Service, verb: Verb, *, wait: bool = Tru
         timeout_s=service.ready_timeout_s,
         label=f"ready? {service.name}",
     )
-    waited = await run(guest, spec)
+    try:
+        waited = await run(guest, spec)
+    except CommandNotFound as error:  # its directory is not there, say
+        raise await _not_ready(guest, service, f"cannot be asked whether it is ready ({error.message})") from None
     if not waited.ok:
         late = f"was not ready within {service.ready_timeout_s:g} s: `{ready}` did not succeed"
         early = (
@@ -142,10 +145,11 @@ async def _start(guest: Guest, service: Service, verb: Verb, *, wait: bool = Tru
         raise await _not_ready(guest, service, late if waited.timed_out else early)
 
 
-async def _not_ready(guest: Guest, service: Service, what: str) -> ServiceNotReady:
+async def _not_ready(guest: Guest, service: Service, what: str, *, systemctl: str = "") -> ServiceNotReady:
+    """With what it said last, or else what `systemctl` has to say of it."""
     state = await unit_state(guest, service.name)
     said = [line for line in state.log.strip().splitlines() if " systemd[1]: " not in line]
-    last = said[-1:] or ["it printed nothing"]
+    last = said[-1:] or systemctl.strip().splitlines()[:1] or ["it printed nothing"]
     return ServiceNotReady(
         f"service {service.name} {what}; it is {state.active} ({state.sub}, {state.result}): {last[0][:300]}",
         service=service.name,

@@ -19,7 +19,7 @@ from forkyard.models.texts import UNIT_KINDS
 UNITS = "/etc/systemd/system"
 SCRIPTS = "/opt/forkyard/services"
 _SECTION = "[X-Forkyard]"
-PROPERTIES = "Id,ActiveState,SubState,Result,ExecMainStatus,MainPID,NRestarts,UnitFileState,LoadState"
+PROPERTIES = "ActiveState,SubState,Result,ExecMainStatus,MainPID,NRestarts,UnitFileState,LoadState"
 MARK = "::forkyard::"
 #: One that has ended so often before it was ready has failed, though systemd would go on starting it.
 CRASHES = 5
@@ -63,7 +63,7 @@ def unit(service: Service, shell: str) -> str:
     lines += ["NotifyAccess=all"] if service.type == "notify" or service.watchdog_s else []
     remains = service.type == "oneshot" if service.remain is None else service.remain
     lines += ["RemainAfterExit=yes"] if remains else []
-    lines += [f"User={user}"] if user else []
+    lines += [f"User={user or 'root'}"]  # also for root: it has a home then
     lines += [f"Group={group}"] if group else []
     lines += [f"WorkingDirectory={_escaped(service.workdir)}"] if service.workdir else []
     lines += [f"Environment={quoted(f'{name}={value}')}" for name, value in service.env.items()]
@@ -100,7 +100,7 @@ def asked(unit_file: str) -> Service | None:
 #: Prints each unit of ours: a mark, its properties, a mark, its file.
 LIST = f"""
 cd {UNITS} && for unit in $(grep -lFx '{_SECTION}' -- *.service 2>/dev/null); do
-  echo '{MARK}unit'; systemctl show --property={PROPERTIES} -- "$unit"; echo '{MARK}file'; cat -- "$unit"
+  echo "{MARK}unit $unit"; systemctl show --property={PROPERTIES} -- "$unit"; echo '{MARK}file'; cat -- "$unit"
 done
 true
 """
@@ -109,12 +109,13 @@ true
 def listed(text: str) -> list[ServiceInfo]:
     """What `LIST` printed."""
     found = []
-    for part in text.split(f"{MARK}unit\n")[1:]:
-        shown, _, file = part.partition(f"{MARK}file\n")
+    for part in text.split(f"{MARK}unit ")[1:]:
+        name, _, rest = part.partition("\n")
+        shown, _, file = rest.partition(f"{MARK}file\n")
         values = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
         found.append(
             ServiceInfo(
-                name=values.get("Id", "").removesuffix(".service"),
+                name=name.removesuffix(".service"),
                 active=values.get("ActiveState", "unknown"),
                 sub=values.get("SubState", ""),
                 result=values.get("Result", ""),

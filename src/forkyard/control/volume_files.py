@@ -15,7 +15,9 @@ from forkyard.control.sandboxes import Sandboxes
 from forkyard.control.volumes import FILES_LABEL, Volumes
 from forkyard.errors import ForkyardError
 from forkyard.guest.base import Guest
+from forkyard.lifecycle import Cause
 from forkyard.models import FileInfo, SandboxCreate
+from forkyard.models.labels import marked
 from forkyard.models.network import EgressPolicy, NetworkPolicy
 from forkyard.models.volumes import Volume
 
@@ -40,26 +42,25 @@ class VolumeFiles:
         mode: Volume = Volume(record.name, mode="rw" if write else "ro", version=version)
         wanted = SandboxCreate(
             name=f"files of {record.name}",
-            labels={FILES_LABEL: record.id},
             volumes={_ROOT: mode},
             persistence="ephemeral",
             ttl_s=MACHINE_TTL_S,
             idle_timeout_s=None,
             network=NetworkPolicy(egress=EgressPolicy(preset="none")),
         )
-        made = await self._sandboxes.create(wanted, api_key_id=key_id)
+        made = await self._sandboxes.create(marked(wanted, volume=record.id), api_key_id=key_id)
         try:
             async with self._sandboxes.use(made.id) as guest:
                 yield guest
         finally:
-            await self._sandboxes.delete(made.id)
+            await self._sandboxes.delete(made.id, Cause.TASK_OVER)
 
     async def sweep(self) -> None:
         """Machines that a daemon before this one did not come to remove."""
         for info in (await self._sandboxes.list(limit=1000)).items:
             if FILES_LABEL in info.labels:
                 try:
-                    await self._sandboxes.delete(info.id)
+                    await self._sandboxes.delete(info.id, Cause.TASK_OVER)
                 except ForkyardError as error:
                     log.error("machine of a volume not removed", sandbox=info.id, error=error.message)
 

@@ -42,7 +42,8 @@ from forkyard.models import SandboxCreate, SandboxInfo
 from forkyard.models.dev_servers import DevServerCreate, DevServerInfo
 from forkyard.models.git import GitSource, RepoCreate
 from forkyard.models.git_triggers import Action, DevServerAction, TriggerCreate
-from forkyard.models.specs import GitRepo, Service
+from forkyard.models.labels import marked
+from forkyard.models.specs import Service
 from forkyard.store.dev_servers import DevServerRecord
 from forkyard.store.triggers import DeliveryRecord, TriggerRecord
 
@@ -140,28 +141,12 @@ class DevServers:
     async def _machine(
         self, record: DevServerRecord, request: DevServerCreate, repo: Repo | None, branch: str | None
     ) -> SandboxInfo:
-        wanted = request.sandbox
-        identity = wanted.identity
+        identity = request.sandbox.identity
         if repo is not None and identity is None:
             identity = await self._hosting.only(repo, "write")
-        clone = GitRepo(
-            repo.id if repo is not None else request.repo,
-            request.path,
-            branch,
-            user=request.user,
-            secret=request.secret if repo is None else None,
-        )
-        changes = {
-            "name": wanted.name or record.name,
-            "labels": {**wanted.labels, LABEL: record.id},
-            "identity": identity,
-            "git": [clone, *wanted.git],
-        }
-        # Checked again: another repository may want to be at the same path.
-        asked = SandboxCreate.model_validate({**dict(wanted), **changes})
-        given = wanted.model_fields_set | changes.keys()
-        asked.model_fields_set.intersection_update(given)
-        return await self._make_sandbox(asked, api_key_id=record.key_id)
+        clone = request.clone(repo.id if repo is not None else request.repo or "", branch)
+        asked = request.machine(clone, name=request.sandbox.name or record.name, identity=identity)
+        return await self._make_sandbox(marked(asked, **{"dev-server": record.id}), api_key_id=record.key_id)
 
     async def _set_up(self, guest: Guest, request: DevServerCreate) -> Setup:
         """Found out, and installed."""
@@ -302,7 +287,7 @@ class DevServers:
         record = await self._store.dev_server(server_id)
         if record is None:
             return
-        if record.repo_id is not None and DevServerCreate.model_validate(record.request).template_repo is not None:
+        if record.repo_id is not None and record.request.get("template_repo") is not None:
             with contextlib.suppress(NotFound):
                 await self._hosting.delete(await self._hosting.repositories.get(record.repo_id))
         for left in (await self._control.sandboxes.list(labels={LABEL: record.id})).items:

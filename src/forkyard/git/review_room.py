@@ -20,12 +20,14 @@ from forkyard.control.plane import ControlPlane
 from forkyard.errors import ForkyardError, GitFailed, GuestFailure, InvalidRequest, OperationTimeout
 from forkyard.git.verdicts import MAX_VERDICT_BYTES
 from forkyard.guest.base import ExecSpec, Execution, Exit, Guest, Output
+from forkyard.lifecycle import Cause
 from forkyard.models import SandboxCreate, SandboxFork, SandboxUpdate
+from forkyard.models.labels import marked
 from forkyard.models.reviews import CommandReviewer, ReviewPlan, ReviewStep, StepResult
 
 log = structlog.get_logger(__name__)
 
-LABEL = "forkyard-review"
+LABEL = "forkyard.review"
 OUTPUT_BYTES = 64 * 1024
 FETCH_S = 900.0
 #: On top of a command's own time limit.
@@ -101,19 +103,20 @@ class ReviewRoom:
     async def _copy(
         self, review_id: str, plan: ReviewPlan, key_id: str, identity_id: str | None = None
     ) -> AsyncIterator[str]:
-        labels = {LABEL: "copy", "forkyard-review-id": review_id}
+        marks = {"review": "copy", "review-id": review_id}
         sandboxes = self._control.sandboxes
         if plan.sandbox is not None:
-            request = SandboxFork(count=1, name=f"review {review_id}", labels=labels)
-            forked = await self._control.forks.fork(plan.sandbox, request, api_key_id=key_id or None)
+            request = SandboxFork(count=1, name=f"review {review_id}", labels={})
+            forked = await self._control.forks.fork(plan.sandbox, marked(request, **marks), api_key_id=key_id or None)
             made = forked.children[0].sandbox
             assert made is not None  # else the fork has raised
         else:
             made = await sandboxes.create(
-                SandboxCreate(
-                    name=f"review {review_id}",
-                    labels=labels,
-                    **({} if plan.snapshot is None else {"snapshot": plan.snapshot}),
+                marked(
+                    SandboxCreate(
+                        name=f"review {review_id}", **({} if plan.snapshot is None else {"snapshot": plan.snapshot})
+                    ),
+                    **marks,
                 ),
                 api_key_id=key_id,
             )
@@ -129,7 +132,7 @@ class ReviewRoom:
 
     async def _delete(self, sandbox_id: str) -> None:
         try:
-            await self._control.sandboxes.delete(sandbox_id)
+            await self._control.sandboxes.delete(sandbox_id, Cause.TASK_OVER)
         except ForkyardError as error:
             log.error("a copy made for a review was not deleted", sandbox=sandbox_id, error=error.message)
 

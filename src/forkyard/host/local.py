@@ -22,7 +22,7 @@ from pathlib import Path
 
 import structlog
 
-from forkyard.errors import ForkyardError, HostFailure, InternalError, SandboxNotFound
+from forkyard.errors import ForkyardError, HostFailure, InternalError, SandboxNotFound, SnapshotNotFound
 from forkyard.faults import reached
 from forkyard.guest.base import Connector, Guest, Identity
 from forkyard.host.cache import Cache
@@ -62,8 +62,8 @@ from forkyard.net.base import Network, Traffic
 from forkyard.net.slots import Slots
 from forkyard.settings import Settings
 from forkyard.storage import search
-from forkyard.storage.disks import Disks, chain, seal
-from forkyard.storage.snapshots import Snapshots
+from forkyard.storage.disks import Disks, allocated_bytes, chain, seal
+from forkyard.storage.snapshots import Saved, Snapshots
 from forkyard.storage.volumes import Volumes
 from forkyard.vmm.base import Driver, VmExit, VmUsage
 
@@ -176,6 +176,7 @@ class LocalHost:
         await asyncio.to_thread(self._stored_volumes.load)
         self.templates.forget_ram({machine.entry.base for machine in self._machines.values()})
         await self._collect_disks()
+        await self.images.start()
         await asyncio.to_thread(self._cache.register)
         self._cache.start(lambda: [self._image.dir, *self.templates.loaded()])
         return found.told()
@@ -411,13 +412,13 @@ class LocalHost:
         entry = await self._at_rest(incarnation)
         if entry is not None and entry.memory is not None:
             saved = await asyncio.to_thread(self._snapshots.copy, entry.memory, snapshot_id, entry.disk)
-            return SnapshotMade(saved.size_bytes, 0.0)
+            return SnapshotMade(await asyncio.to_thread(_size_bytes, saved), 0.0)
         machine = self._machine(incarnation)
         async with self._instants.captured(machine, seal=True) as (origin, paused_ms):
             reached("snapshot.captured")
             saved = await self._instants.save(snapshot_id, machine.entry, origin)
         reached("snapshot.written")
-        return SnapshotMade(saved.size_bytes, paused_ms)
+        return SnapshotMade(await asyncio.to_thread(_size_bytes, saved), paused_ms)
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
         await asyncio.to_thread(self._snapshots.delete, snapshot_id)
@@ -445,7 +446,10 @@ class LocalHost:
 
     async def find_in_snapshot(self, snapshot_id: str, values: Sequence[bytes], *, parent: str | None) -> set[int]:
         def find() -> set[int]:
-            below = set() if parent is None else set(chain(self._snapshots.read(parent).disk))
+            below: set[Path] = set()
+            if parent is not None:
+                with contextlib.suppress(SnapshotNotFound):  # deleted meanwhile: all there is is looked at
+                    below = set(chain(self._snapshots.read(parent).disk))
             disks = [path for path in self._disks.layers(self._snapshots.read(snapshot_id).disk) if path not in below]
             return search.find([*self._snapshots.memory_files(snapshot_id), *disks], values)
 
@@ -453,8 +457,8 @@ class LocalHost:
 
     # ── volumes ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def make_volume(self, volume_id: str, size_bytes: int) -> None:
-        await self._volumes.make(volume_id, size_bytes)
+    async def make_volume(self, volume_id: str, size_bytes: int, *, for_all: bool = False) -> None:
+        await self._volumes.make(volume_id, size_bytes, for_all=for_all)
 
     async def volume_versions(self, volume_id: str) -> list[VolumeVersion]:
         return [version_of(version) for version in self._stored_volumes.versions(volume_id)]
@@ -466,8 +470,10 @@ class LocalHost:
         await asyncio.to_thread(self._stored_volumes.drop, volume_id, number)
         await self._collect_disks()
 
-    async def commit_volume(self, incarnation: Incarnation, path: str, *, force: bool) -> VolumeVersion:
-        return version_of(await self._volumes.commit(self._machine(incarnation), path, force=force))
+    async def commit_volume(
+        self, incarnation: Incarnation, path: str, *, force: bool, kept: bool = True
+    ) -> VolumeVersion:
+        return version_of(await self._volumes.commit(self._machine(incarnation), path, force=force, kept=kept))
 
     async def delete_volume(self, volume_id: str) -> None:
         await asyncio.to_thread(self._stored_volumes.delete, volume_id)
@@ -597,6 +603,11 @@ class LocalHost:
             self._disks.collect([*in_use, *self._prepared.disks()])  # the journal first: they go from there to here
 
         await asyncio.to_thread(collect)
+
+
+def _size_bytes(saved: Saved) -> int:
+    """Its memory, and what was written to the disk since the instant before."""
+    return saved.size_bytes + allocated_bytes(saved.disk)
 
 
 def _image_below(disk: Path) -> BaseImage | None:

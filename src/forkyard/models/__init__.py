@@ -17,6 +17,7 @@ from forkyard.models.base import Answer, Request
 from forkyard.models.base import EnvName as EnvName
 from forkyard.models.base import Page as Page
 from forkyard.models.bases import RegistryAuth
+from forkyard.models.labels import LabelKey, LabelValue
 from forkyard.models.network import NetworkPolicy, Secret
 from forkyard.models.specs import GitRepo, Spec
 from forkyard.models.texts import Owner
@@ -27,8 +28,6 @@ SandboxId = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9]{19}$")]
 SnapshotId = Annotated[str, StringConstraints(pattern=r"^sc-[a-z0-9]{20}$")]
 Persistence = Literal["ephemeral", "until-stopped", "sticky", "persistent"]
 OnTtl = Literal["delete", "pause", "stop"]
-LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_./-]{1,64}$")]
-LabelValue = Annotated[str, StringConstraints(max_length=256)]
 AnnotationKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_./-]{1,64}$")]
 AnnotationValue = Annotated[str, StringConstraints(max_length=65536)]
 #: Fewer bytes than these within a quarter of the idle timeout are no sign of life: keep-alives, a poll now and then.
@@ -248,7 +247,9 @@ class SnapshotInfo(Answer):
     sandbox_id: str
     automatic: bool = Field(False, description="A checkpoint, taken by `checkpoint_every_s`.")
     shape: Shape
-    size_bytes: int
+    size_bytes: int = Field(
+        description="Of its memory, and of what was written to its disk since the snapshot, fork or create before."
+    )
     paused_ms: float = 0.0
     created_at: datetime
 

@@ -82,6 +82,7 @@ class BuildFailure(Answer):
     exit_code: int | None = None
     log: str = Field("", description="The end of what the step printed.")
     units: list[UnitState] = Field(default_factory=list, description="Services of the machine when it failed.")
+    denied: list[str] = Field(default_factory=list, description="Where its network policy did not let the build go.")
     debug_snapshot_id: str | None = Field(None, description="The machine as the failure left it.")
 
 

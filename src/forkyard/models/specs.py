@@ -219,6 +219,14 @@ class InstallStep(Part):
         return self.manager or LOCKFILES[self.lockfile.rpartition("/")[2]]
 
 
+def _restart(given: Any) -> Any:
+    return "no" if given is False else given  # what YAML makes of `no`
+
+
+_Restart = Literal["no", "on-failure", "on-abnormal", "always"]
+Restart = Annotated[_Restart, BeforeValidator(_restart, json_schema_input_type=_Restart | Literal[False])]
+
+
 class Service(Part):
     """A systemd unit. It runs in the machine, also after a restore: it was saved while it ran."""
 
@@ -233,7 +241,7 @@ class Service(Part):
     )
     ready: Text | None = Field(None, description="A command that exits with 0 once the service answers.")
     ready_timeout_s: float = Field(120.0, gt=0, le=86400)
-    restart: Literal["no", "on-failure", "on-abnormal", "always"] = "no"
+    restart: Restart = "no"
     restart_s: float = Field(1.0, ge=0, le=3600, description="Pause before a restart.")
     start_limit: int | None = Field(
         None,
@@ -263,6 +271,13 @@ class Service(Part):
     def _short(cls, given: Any) -> Any:
         return {"name": given} if isinstance(given, str) else given
 
+    @field_validator("workdir")
+    @classmethod
+    def _absolute(cls, workdir: str | None) -> str | None:
+        if workdir is not None and workdir != "~" and not workdir.startswith("/"):
+            raise ValueError("give a directory from the root, such as /srv/app, or `~`, the home of its user")
+        return workdir
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.type == "oneshot" and self.restart == "always":
@@ -278,10 +293,9 @@ def _version(given: Any) -> Any:
     return str(given) if isinstance(given, int) and not isinstance(given, bool) else given
 
 
+_Version = Annotated[str, StringConstraints(pattern=r"^(latest|[0-9]{1,4}(\.[0-9]{1,5}){0,2})$")]
 #: `3.12`, `22`, `1.2.3`; or `latest`, which is the base's own if it has one.
-Version = Annotated[
-    str, BeforeValidator(_version), StringConstraints(pattern=r"^(latest|[0-9]{1,4}(\.[0-9]{1,5}){0,2})$")
-]
+Version = Annotated[_Version, BeforeValidator(_version, json_schema_input_type=_Version | int | Literal[True])]
 
 
 class LayerStep(Part):

@@ -70,7 +70,10 @@ Mode = Annotated[_Bits, BeforeValidator(_mode, json_schema_input_type=_Bits | An
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
 User = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_.-]{0,31}$")]
 ServiceName = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9@:_.-]{0,127}$"), AfterValidator(_without_kind)
+    # One that ends with `@` is a pattern for units, and none itself.
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9@:_.-]{0,126}[A-Za-z0-9:_.-])?$"),
+    AfterValidator(_without_kind),
 ]
 #: A service of the spec, or a unit of systemd such as `network-online.target`.
 UnitName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9@:_.-]{0,127}$")]

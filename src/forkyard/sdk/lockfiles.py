@@ -21,7 +21,8 @@ _CREDENTIALS = (
     # In .npmrc, and in .yarnrc.yml. `${TOKEN}` is the name of one.
     (".npmrc", re.compile(r"""^\s*(?:\S*:)?(_authToken|_password|_auth)\s*=\s*["']?(?!\$\{)[^\s"']""", re.M)),
     (".yarnrc.yml", re.compile(r"""^\s*["']?(npmAuthToken|npmAuthIdent)["']?\s*:\s*["']?(?!\$\{)[^\s"']""", re.M)),
-    ("", re.compile(r"https?://[^/\s:@\"']*:(?!\$\{)([^/\s@\"']+)@")),
+    # `user:password@`, or a token alone. `git@` is none.
+    ("", re.compile(r"https?://(?!git@)(?:[^/\s:@\"']*:(?!\$\{)[^/\s@\"']+|(?!\$\{)[^/\s:@\"']+)@")),
 )
 
 
@@ -64,7 +65,7 @@ def _no_credential(path: Path) -> None:
     for name, pattern in _CREDENTIALS:
         found = pattern.search(text) if name in ("", path.name) else None
         if found is not None:
-            what = found[1] if name else "a password in an address"
+            what = found[1] if name else "a password or token in an address"
             raise InvalidRequest(
                 f"{path} has {what}, which would stay in the layer, for all who start from it; write the name of a variable "
                 "instead (${NPM_TOKEN}), and give the build a secret of that name: secrets={'NPM_TOKEN': Secret(hosts=[…])}",

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import date
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,6 +19,7 @@ from pydantic import ValidationError
 
 from forkyard.errors import InvalidRequest
 from forkyard.models import specs as model
+from forkyard.models.base import field_of
 from forkyard.sdk import lockfiles
 from forkyard.sdk.uploads import Upload, image_source
 from forkyard.sdk.uploads import context as context_of
@@ -226,8 +228,7 @@ class Spec:
             return model.Spec.model_validate(self._fields)
         except ValidationError as error:
             errors = [
-                {"field": ".".join(map(str, item["loc"])) or "spec", "message": str(item["msg"])}
-                for item in error.errors()
+                {"field": field_of(item["loc"]) or "spec", "message": str(item["msg"])} for item in error.errors()
             ]
             message = "; ".join(f"{item['field']}: {item['message']}" for item in errors)
             raise InvalidRequest(f"{where}: {message}", errors=errors) from None
@@ -313,13 +314,32 @@ def _document(text: str, where: str) -> Any:
     """JSON is tried first: YAML has no tabs at the beginnings of lines."""
     import yaml
 
+    def once(loader: yaml.SafeLoader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+        for name in names:
+            if names.count(name) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"{name} is there twice", node.start_mark)
+        return yaml.SafeLoader.construct_mapping(loader, node, deep)
+
+    class Loader(yaml.SafeLoader):
+        construct_mapping = once
+
     if text.lstrip().startswith("{"):
         with suppress(ValueError, RecursionError):
-            return json.loads(text)
+            return json.loads(text, object_pairs_hook=_once)
     try:
-        return _written(yaml.safe_load(text), yaml.load(text, yaml.BaseLoader))
+        return _written(yaml.load(text, Loader), yaml.load(text, yaml.BaseLoader))
     except (yaml.YAMLError, RecursionError) as error:
         raise InvalidRequest(f"{where} is no YAML: {' '.join(str(error).split())}", field="spec") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidRequest(f"{twice} is there twice in one object; keep one of them", field="spec")
+    return found
 
 
 def _read(step: Any, directory: Path, sent: list[Upload]) -> Any:
@@ -405,7 +425,7 @@ def _written(value: Any, text: Any) -> Any:
     for kind in ("env", "args"):
         if isinstance(given := value.get(kind), dict) and isinstance(said := text.get(kind), dict):
             found[kind] = {
-                name: said.get(str(name), item) if isinstance(item, int | float) else item
+                name: said.get(str(name), item) if isinstance(item, int | float | date) else item
                 for name, item in given.items()
             }
     return found

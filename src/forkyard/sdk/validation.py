@@ -18,6 +18,7 @@ from forkyard.models import (
     Shape,
     SnapshotCreate,
 )
+from forkyard.models.base import field_of
 from forkyard.models.builds import ServiceCreate
 from forkyard.models.code import CodeRun, ContextCreate
 from forkyard.models.dev_servers import DevServerCreate
@@ -29,6 +30,9 @@ from forkyard.models.ssh import SshAccessCreate, SshKeyCreate
 from forkyard.models.volumes import VolumeCreate
 
 M = TypeVar("M", bound=BaseModel)
+
+#: Of an argument that is not possible.
+_SHOWN_CHARS = 200
 
 
 class Unchanged(Enum):
@@ -149,8 +153,12 @@ def _valid(model: type[M], fields: Any) -> M:
         return model.model_validate(fields)
     except ValidationError as exc:
         first = exc.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
+        name = field_of(first["loc"])
         cls = InvalidShape if name in Shape.model_fields else InvalidRequest
         # What was given in place of a secret may be one.
-        given = "" if name.startswith("secrets.") else f"={first['input']!r}"
+        given = "" if name.startswith("secrets.") else f"={_shortened(repr(first['input']))}"
         raise cls(f"{name}{given} is not possible: {first['msg'].removeprefix('Value error, ')}.", field=name) from None
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"

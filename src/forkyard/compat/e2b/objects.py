@@ -14,6 +14,7 @@ from forkyard.compat.e2b.errors import Refused
 from forkyard.compat.e2b.notes import Note, is_up
 from forkyard.lifecycle import State
 from forkyard.models import SandboxInfo, UsageSample
+from forkyard.models.labels import OURS
 from forkyard.models.volumes import MountPath, VolumeName
 
 CLIENT_ID = "forkyard"
@@ -93,7 +94,7 @@ def mounts(asked: list[models.VolumeMount]) -> dict[str, Any]:
 
 
 def is_label(name: str, value: str) -> bool:
-    return _LABEL.fullmatch(name) is not None and len(value) <= 256
+    return _LABEL.fullmatch(name) is not None and not name.startswith(OURS) and len(value) <= 256
 
 
 def time_of(at: datetime) -> str:

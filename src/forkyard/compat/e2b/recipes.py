@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from forkyard.builds.bases import family_of
+from forkyard.builds.drawing import is_snapshot
 from forkyard.builds.templates import Recipe
 from forkyard.compat.e2b.errors import Refused
 from forkyard.compat.e2b.models import BuildStart, BuildStep
@@ -49,7 +50,9 @@ def recipe_of(
     elif start.from_image is not None:
         origin = _origin(start.from_image)
     try:
-        spec = Spec(**origin, size=size, steps=made.steps, skip_cache=start.force)
+        # A snapshot has its size, whatever is said of it.
+        sized = {} if is_snapshot(origin.get("base", "")) else {"size": size}
+        spec = Spec(**origin, **sized, steps=made.steps, skip_cache=start.force)
     except ValidationError as error:
         raise Refused(400, _said(error)) from None
     return Recipe(spec, made.user, made.workdir, made.labels)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, AliasChoices, Field, SecretStr, StringConstraints
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, SecretStr, StringConstraints
 
 from forkyard.compat.freestyle.calls import Body
 from forkyard.models import Persistence as Ours
-from forkyard.models.bases import RegistryAuth
+from forkyard.models.bases import RegistryAuth, RegistryName
 
 MAX_SECONDS = 366 * 86400
 
@@ -19,6 +19,11 @@ def _encodable(text: str) -> str:
     except UnicodeEncodeError:
         raise ValueError("holds half a surrogate pair") from None
     return text
+
+
+def _host(registry: Any) -> Any:
+    """Clients have it as an address, too."""
+    return registry.rpartition("://")[2].partition("/")[0] or None if isinstance(registry, str) else registry
 
 
 Clean = AfterValidator(_encodable)
@@ -142,9 +147,10 @@ class Credentials(Body):
 
     username: str = Field(max_length=256)
     password: str = Field(max_length=65536)
+    registry: Annotated[RegistryName | None, BeforeValidator(_host)] = None
 
     def auth(self) -> RegistryAuth:
-        return RegistryAuth(username=self.username, password=SecretStr(self.password))
+        return RegistryAuth(username=self.username, password=SecretStr(self.password), registry=self.registry)
 
 
 class Layer(Body):

@@ -72,10 +72,11 @@ class Plan:
     def spec(self) -> Spec:
         """Of the layers below."""
         with ours("CREATE_VM_BAD_REQUEST"):
-            base: dict[str, Any] = {} if self.snapshot_id is None else {"base": self.snapshot_id}
+            # A snapshot has its size; what is made of it is resized then.
+            base: dict[str, Any] = {"base": self.snapshot_id} if self.snapshot_id else {"size": Size(**self.size)}
             if self.image is not None:
                 base["dockerfile"] = DockerfileSource(text=self.image)
-            return Spec(size=Size(**self.size), steps=self.cached, **base)
+            return Spec(steps=self.cached, **base)
 
 
 def plan(top: models.Layer, spec: models.Layer | None, template: models.Layer | None) -> Plan:

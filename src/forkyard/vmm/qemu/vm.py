@@ -176,6 +176,7 @@ class QemuVm:
                         )
                     finally:
                         await asyncio.wait({mapping})
+                        mapping.exception()  # whatever failed first is told
         except (ForkyardError, OSError) as error:
             raise await start_failure(self._record, error, LOAD_TIMEOUT_S) from error
 
