@@ -373,6 +373,14 @@ def test_a_create_whose_snapshot_goes_meanwhile_says_so(
         fy.sandboxes.create(snapshot=snapshot)
 
 
+def test_a_build_whose_machine_is_taken_away_says_so(fy: Forkyard, done: Path) -> None:
+    build = fy.builds.create(Spec().run(f"{note(done, 'begun')}; sleep 600"))
+    until(lambda: words(done))
+    fy.sandboxes.list()[0].delete()
+    with pytest.raises(BuildFailed, match=r"ended its machine: delet\w+ \(deleted_by_user\)"):
+        build.wait()
+
+
 def test_a_lockfile_that_is_nowhere_is_named(fy: Forkyard, done: Path, tmp_path: Path) -> None:
     with pytest.raises(
         BuildFailed, match=f"there is no {tmp_path}/app/requirements.txt in the machine, and there was no "

@@ -25,7 +25,7 @@ from forkyard.control.ground import new_id
 from forkyard.control.plane import ControlPlane
 from forkyard.errors import BuildFailed, ForkyardError, SnapshotNotFound
 from forkyard.guest.base import Guest, Stream
-from forkyard.lifecycle import Cause
+from forkyard.lifecycle import Cause, State
 from forkyard.models import SandboxCreate, SnapshotInfo
 from forkyard.models.builds import BUILD_LABEL, BuildCreate
 from forkyard.models.labels import marked
@@ -268,6 +268,9 @@ class Workshop:
                     guest, layer, tell, clone, Materials(self._uploads.find, self._uploads.scratch, stage, placeholders)
                 )
             except StepFailed as failed:
+                record = await control.ground.record(sandbox_id)
+                if record.state is not State.RUNNING:
+                    failed.message += f"; somebody or something else ended its machine: {record.state} ({record.cause})"
                 kept = await self._debug(sandbox_id, guest, failed, parent, allow_secrets=allow_secrets)
                 raise LayerFailed(layer.index, failed, kept) from failed
 
