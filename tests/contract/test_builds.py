@@ -322,6 +322,7 @@ def test_what_starts_from_a_snapshot_has_its_size_and_no_other(fy: Forkyard, don
     assert fy.sandboxes.create(spec=built.size(memory_mib=1024)).info.shape.memory_mib == 1024
     (layer,) = fy.builds.explain(built)
     assert layer.cached, "the size of the snapshot, said or not"
+    assert fy.builds.create(built.run("true")).wait().snapshot_id is not None
     snapshot.delete()
 
 

@@ -9,12 +9,13 @@ import subprocess
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from forkyard import BuildFailed, Forkyard, InvalidDockerfile, InvalidRequest, Spec, UploadNotFound
-from forkyard.models.bases import ImageConfig
+from forkyard import BuildFailed, Forkyard, ImageNotFound, InvalidDockerfile, InvalidRequest, Spec, UploadNotFound
+from forkyard.models.bases import ImageConfig, ImageInfo
 
 from .sdk_daemon import Daemon, running_daemon
 
@@ -137,14 +138,62 @@ COPY --from=build --chown=0 {there}/out/bin/ma* {there}/one
     assert (there / "unused").exists()
 
 
+def test_directories_that_a_copy_makes_are_as_those_it_copies(fy: Forkyard, there: Path, context: Path) -> None:
+    (context / "empty").mkdir(mode=0o711)
+    (context / "dirlink").symlink_to("src")
+    text = f"""
+FROM debian AS build
+RUN mkdir {there}/full {there}/none && touch {there}/full/f && ln -s full/f {there}/named
+RUN chown 1:2 {there}/full && chmod 700 {there}/full && chmod 1777 {there}/none
+FROM debian
+RUN mkdir -m 750 {there}/old
+COPY --chown=55:66 src {there}/app/src
+COPY empty {there}/empty
+COPY link dirlink {there}/links/
+COPY dirlink/deep/b.txt {there}/b
+COPY src {there}/old
+COPY --chown=55 run.sh {there}/new/bin/run.sh
+COPY --from=build {there}/full {there}/copied/full
+COPY --from=build {there}/none {there}/copied/none
+COPY --from=build {there}/named {there}/copied/
+"""
+    fy.builds.create(Spec().dockerfile(text, context)).wait()
+
+    def seen(name: str) -> tuple[int, int, int]:
+        status = (there / name).lstat()
+        return status.st_uid, status.st_gid, status.st_mode & 0o7777
+
+    assert [seen(name)[:2] for name in ("app", "app/src", "app/src/deep", "app/src/a.txt")] == [(55, 66)] * 4
+    assert seen("app/src")[2] == (context / "src").stat().st_mode & 0o7777
+    assert seen("empty") == (0, 0, 0o711)
+    assert sorted(path.name for path in (there / "links").iterdir()) == ["a.txt", "deep", "link"]
+    assert not (there / "links" / "link").is_symlink(), "a link that is named is followed"
+    assert (there / "b").read_text() == "b"
+    assert seen("old") == (0, 0, 0o750), "what is there stays as it is"
+    assert (seen("new"), seen("new/bin")) == ((55, 55, 0o755),) * 2
+    assert (seen("copied"), seen("copied/full")) == ((0, 0, 0o755), (1, 2, 0o700))
+    assert seen("copied/none") == (0, 0, 0o1777)
+    assert (there / "copied" / "named").is_file()
+    with pytest.raises(BuildFailed, match=f"`add src to {there}/b`: {there}/b in the machine is no directory"):
+        fy.builds.create(Spec().dockerfile(f"FROM debian\nCOPY src {there}/b\n", context)).wait()
+
+
+def test_a_directory_that_is_mounted_for_a_run_is_there(fy: Forkyard, there: Path) -> None:
+    mount = f"--mount=target={there}/cache/deep,type=cache,uid=7,mode=0750"
+    fy.builds.create(Spec().dockerfile(f"FROM debian\nRUN {mount} cd {there}/cache/deep && touch f\n")).wait()
+    made = (there / "cache" / "deep").stat()
+    assert (made.st_uid, made.st_mode & 0o7777) == (7, 0o750)
+
+
 def test_an_archive_is_unpacked_by_add_and_not_by_copy(fy: Forkyard, there: Path, context: Path) -> None:
     with tarfile.open(context / "a.tar.gz", "w:gz") as archive:
         member = tarfile.TarInfo("inside/file")
         member.size = 2
         archive.addfile(member, io.BytesIO(b"in"))
-    text = f"FROM debian\nADD a.tar.gz {there}/added/\nCOPY a.tar.gz {there}/copied/\n"
+    text = f"FROM debian\nADD --chown=55 a.tar.gz {there}/added\nCOPY a.tar.gz {there}/copied/\n"
     fy.builds.create(Spec().dockerfile(text, context)).wait()
     assert (there / "added" / "inside" / "file").read_text() == "in"
+    assert (there / "added").stat().st_uid == 55
     assert (there / "copied" / "a.tar.gz").is_file()
 
 
@@ -154,12 +203,28 @@ def test_a_failed_run_names_its_line(fy: Forkyard, there: Path) -> None:
     assert (failed.value.details["step"], failed.value.details["log"]) == (4, "no\n")
 
 
+def test_a_failed_add_names_itself(fy: Forkyard, context: Path) -> None:
+    with tarfile.open(context / "evil.tar", "w") as archive:
+        archive.addfile(tarfile.TarInfo("../evil"))
+    with pytest.raises(BuildFailed, match=r"`add evil\.tar to /x/`: '\.\./evil' leads out of its archive"):
+        fy.builds.create(Spec().dockerfile("FROM debian\nADD evil.tar /x/\n", context)).wait()
+
+
 def test_mistakes_are_told_before_anything_is_built(fy: Forkyard, context: Path) -> None:
     with pytest.raises(InvalidDockerfile, match="line 2: unknown instruction 'FLY'") as wrong:
         fy.builds.create(Spec().dockerfile("FROM debian\nFLY away\n"))
     assert wrong.value.details["line"] == 2
     with pytest.raises(InvalidRequest, match="line 2: there is nothing called 'missing'"):
         fy.sandboxes.create(spec=Spec().dockerfile("FROM debian\nCOPY missing /x\n", context))
+    (context / "gone").symlink_to("/etc/passwd")
+    with pytest.raises(InvalidRequest, match="'gone' is a link to '/etc/passwd', and that is not in the context"):
+        fy.builds.explain(Spec().dockerfile("FROM debian\nCOPY gone /x\n", context))
+    with pytest.raises(InvalidRequest, match="neither an image nor a file"):
+        Spec().from_image("x" * 600)
+    (context / ".dockerignore").write_bytes(b"caf\xe9\n")
+    with pytest.raises(InvalidRequest, match=r"\.dockerignore cannot be read"):
+        Spec().dockerfile("FROM debian\n", context)
+    (context / ".dockerignore").unlink()
     with pytest.raises(InvalidRequest, match="keep one of them"):
         Spec().base("node").dockerfile("FROM debian\n")
     with pytest.raises(UploadNotFound):
@@ -252,6 +317,80 @@ def test_a_create_brings_the_credentials_its_images_need(
     assert b"hidden-password" not in kept
     with pytest.raises(InvalidRequest, match="give a spec"):
         fy.sandboxes.create(registry=("me", "hidden-password"))
+
+
+@pytest.fixture
+def told(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """Which images are asked for, and whether with the password."""
+    asked: list[tuple[str, bool]] = []
+    images = daemon.host.images
+    real = images.import_
+
+    async def noted(name: str, **given: Any) -> ImageInfo:
+        asked.append((name, given.get("credentials") == ("me", "hidden-password")))
+        return await real(name, **given)
+
+    monkeypatch.setattr(images, "import_", noted)
+    return asked
+
+
+def test_a_password_is_for_one_registry(
+    daemon: Daemon, fy: Forkyard, there: Path, told: list[tuple[str, bool]], tmp_path: Path
+) -> None:
+    config = ImageConfig(workdir=str(there), env={"NEXT": "other.test/stealing:1"})
+    names = [f"{registry}.test/{image}:1" for registry in ("mine", "other") for image in ("app", "tool", "stealing")]
+    daemon.host.world.registry |= dict.fromkeys(names, config)
+
+    def text(image: str, more: str = "") -> str:
+        return f"FROM mine.test/{image}:1\n{more}RUN true\n"
+
+    from_both = text("app", f"COPY --from=other.test/tool:1 {there}/none* {there}/\n")
+    for ask in (fy.builds.create, fy.builds.explain, lambda spec, **more: fy.sandboxes.create(spec=spec, **more)):
+        with pytest.raises(InvalidRequest, match=r"in mine\.test, other\.test; say which"):
+            ask(Spec().dockerfile(from_both), registry=("me", "hidden-password"))
+    with pytest.raises(InvalidRequest, match="say which"):
+        fy.builds.explain(Spec().dockerfile(text("app", "ENV A=${NEXT:?}\n")), registry=("me", "x"))
+    assert told == []
+    with pytest.raises(InvalidRequest, match=r"registry\.registry"):
+        fy.builds.create(Spec().dockerfile(from_both), registry=("me", "x", "https://mine.test"))
+    (tmp_path / "Dockerfile").write_text(from_both)
+    done = daemon.cli(
+        *("build", "--explain", "--dockerfile", str(tmp_path / "Dockerfile")),
+        *("--registry", "MINE.test", "--registry-user", "me"),
+        input="hidden-password\n",
+    )
+    assert done.returncode == 0, done.stderr
+    assert told == [("mine.test/app:1", True), ("other.test/tool:1", False)]
+    told.clear()
+    # What an image says names another registry: this one is not told either.
+    stealing = Spec().dockerfile(text("stealing", "COPY --from=${NEXT:-mine.test/app:1} /none /\n"))
+    fy.builds.explain(stealing, registry=("me", "hidden-password"))
+    assert told == [("mine.test/stealing:1", True), ("other.test/stealing:1", False)]
+    alone = daemon.cli("build", "--explain", "--registry", "mine.test")
+    assert (alone.returncode, "--registry-user" in alone.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "why"),
+    [
+        ("name:", InvalidRequest, "cannot be the name of an image"),
+        ("registry.test/Team/app", InvalidRequest, "small letters"),
+        ("docker://registry.test/app:1", InvalidRequest, "leave out docker://"),
+        ("nofile.tar", InvalidRequest, "no such file"),
+        ("img-" + "0" * 16, ImageNotFound, "images ls"),
+    ],
+)
+def test_a_name_that_no_registry_has_is_asked_nowhere(
+    fy: Forkyard, told: list[tuple[str, bool]], name: str, error: type[Exception], why: str
+) -> None:
+    for ask in (
+        lambda: fy.images.import_(name),
+        lambda: fy.builds.explain(Spec().from_image(name)),
+        lambda: fy.builds.explain(Spec().dockerfile(f"FROM {name}\nRUN true\n")),
+    ):
+        with pytest.raises(error, match=why):
+            ask()
+    assert told == []
 
 
 def test_a_well_known_name_is_the_local_base_when_there_is_no_registry(fy: Forkyard, there: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from forkyard.builds import copying
-from forkyard.builds.copying import Archive
+from forkyard.builds.copying import Archive, Owner
 from forkyard.errors import InvalidRequest, NoCapacity
 from forkyard.images import archives
 from forkyard.images.archives import Bounded
@@ -118,7 +118,7 @@ def test_the_same_files_are_not_taken_again_and_again(tmp_path: Path, monkeypatc
     monkeypatch.setattr(copying, "MAX_MEMBERS", 100)
     path = context(tmp_path / "context", lambda archive: [file(archive, f"d/{n}", 5) for n in range(60)])
     with Archive(path) as archive:
-        assert len(archive.pick(["d"])) == 60
+        assert len(archive.pick(["d"])) == 61, "and the directory itself"
         with pytest.raises(InvalidRequest, match="more than 100 files"):
             archive.pick(["d", "d"])
         monkeypatch.setattr(copying, "MAX_BYTES", 200)
@@ -131,6 +131,91 @@ def test_a_link_to_nothing_is_named(target: str, tmp_path: Path) -> None:
     path = context(tmp_path / "context", lambda archive: file(archive, "a", 0, type=tarfile.LNKTYPE, linkname=target))
     with pytest.raises(InvalidRequest, match=f"'a' is a link to '{target}'"):
         repack(path, ["a"])
+
+
+def link(archive: tarfile.TarFile, name: str, target: str) -> None:
+    file(archive, name, 0, type=tarfile.SYMTYPE, linkname=target)
+
+
+def linked(archive: tarfile.TarFile) -> None:
+    file(archive, "d/f", 5)
+    file(archive, "d/sub/g", 6)
+    for name, target in {
+        "file": "d/f",
+        "dir": "./d",
+        "d/up": "../dir/sub",
+        "root": "/d/f",
+        "beyond": "../../../d/f",
+        "chain": "file",
+        "none": "missing",
+        "loop": "loop",
+    }.items():
+        link(archive, name, target)
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("file", [("d/f", "file")]),
+        ("chain", [("d/f", "chain")]),
+        ("root", [("d/f", "root")]),
+        ("beyond", [("d/f", "beyond")]),
+        ("dir/f", [("d/f", "f")]),
+        ("dir/up/g", [("d/sub/g", "g")]),
+        ("d/up", [("d/sub", ""), ("d/sub/g", "g")]),
+        ("dir/f*", [("d/f", "f")]),
+        ("d", [("d", ""), ("d/f", "f"), ("d/sub/g", "sub/g"), ("d/up", "up")]),
+        ("[fnl]*", [("d/f", "file"), ("loop", "loop"), ("none", "none")]),
+    ],
+)
+def test_links_that_are_named_are_followed_inside_of_their_archive(
+    source: str, found: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    with Archive(context(tmp_path / "context", linked)) as archive:
+        assert [(pick.member.name, pick.name) for pick in archive.pick([source])] == found
+
+
+@pytest.mark.parametrize("name", ["none", "loop"])
+def test_a_link_that_leads_nowhere_is_told(name: str, tmp_path: Path) -> None:
+    with Archive(context(tmp_path / "context", linked)) as archive, pytest.raises(InvalidRequest, match="is a link to"):
+        archive.pick([name])
+    with Archive(tmp_path / "context", follow=False) as archive:
+        assert [pick.member.name for pick in archive.pick([name])] == [name]
+
+
+def test_following_links_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "MAX_FOLLOWED_CHARS", 10_000)
+    path = context(tmp_path / "context", lambda archive: [link(archive, f"l{n}", "x/" * 100) for n in range(100)])
+    with Archive(path) as archive, pytest.raises(InvalidRequest, match="too many links"):
+        archive.pick(["l*"])
+
+
+@pytest.mark.parametrize(
+    ("sources", "made"),
+    [
+        (["d"], {"a": (0o755, 7), "a/b": (0o1777, 7), "a/b/f": (0o644, 7)}),
+        (["d/f", "e"], {"a": (0o755, 7), "a/b": (0o755, 7), "a/b/f": (0o644, 7)}),
+        (["e"], {"a": (0o755, 7), "a/b": (0o700, 7)}),
+        (["."], {"a": (0o755, 7), "a/b": (0o755, 7), "a/b/d": (0o1777, 7), "a/b/d/f": (0o644, 7), "a/b/e": (0o700, 7)}),
+    ],
+)
+def test_directories_that_are_made_are_as_those_that_are_copied(
+    sources: list[str], made: dict[str, tuple[int, int]], tmp_path: Path
+) -> None:
+    def fill(archive: tarfile.TarFile) -> None:
+        file(archive, "d", 0, type=tarfile.DIRTYPE, mode=0o1777)
+        file(archive, "d/f", 5)
+        file(archive, "e", 0, type=tarfile.DIRTYPE, mode=0o700)
+
+    out = io.BytesIO()
+    with Archive(context(tmp_path / "context", fill)) as archive:
+        assert archive.is_directory(sources, extract=False)
+        bounded = Bounded(out, tmp_path, 2**20)
+        where = {"to": "/a/b/", "missing": ["/a", "/a/b"]}
+        archive.repack(sources, **where, out=bounded, owner=Owner(7, 7), mode=None, extract=False)  # type: ignore[arg-type]
+    out.seek(0)
+    with tarfile.open(fileobj=out) as found:
+        assert {member.name: (member.mode, member.uid) for member in found} == made
 
 
 def test_contents_that_cannot_be_unpacked_are_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forkyard.builds.dockerfile.instructions import CopyStep, SecretMount
+from forkyard.builds.dockerfile.instructions import CopyStep, DirectoryMount, SecretMount
 from forkyard.builds.dockerfile.parser import parse
 from forkyard.builds.dockerfile.stages import Dockerfile, Stage
 from forkyard.builds.dockerfile.words import expand, split
@@ -80,7 +80,13 @@ def test_text_that_only_looks_like_a_heredoc_is_none() -> None:
         ("FROM debian\nCOPY a b c\n", 2, "ends with `/`"),
         ("FROM debian\nCOPY --chmod=rwx a b\n", 2, "octal"),
         ("FROM debian\nCOPY --frm=a a b\n", 2, "--frm"),
-        ("FROM debian\nRUN --mount=type=ssh y\n", 2, "not supported"),
+        ("FROM debian\nRUN --mount=type=ssh y\n", 2, "not supported; clone"),
+        ("FROM debian\nRUN --mount=target=/x y\n", 2, "not supported; COPY what it needs"),
+        ("FROM debian\nRUN --mount=type=cache y\n", 2, "needs a target"),
+        ("FROM debian\nRUN --mount=type=cache,target=/x,from=a y\n", 2, "no 'from'"),
+        ("FROM debian\nRUN --mount=type=tmpfs,target=/x,mode=0700 y\n", 2, "no 'mode'"),
+        ("FROM debian\nRUN --network=none y\n", 2, "by its `network`"),
+        ("FROM debian\nRUN --security=insecure y\n", 2, "root in a machine of its own"),
         ("FROM debian\nRUN --mount=type=secret,id=npm-token y\n", 2, "no name of a stored secret"),
         ("FROM debian\nRUN --mount=type=secret,id=A,mode=rw y\n", 2, "an octal one"),
         ("FROM debian\nRUN --mount=type=secret,id=A,sharing=x y\n", 2, "no 'sharing'"),
@@ -199,6 +205,11 @@ def test_variables_are_put_in(word: str, outcome: str) -> None:
     assert expand(word, {"A": "1", "EMPTY": ""}) == outcome
 
 
+def test_quotes_are_text_where_there_are_none() -> None:
+    text = "{'a': \"it's $A\", \\\"b\\\": ${NONE:-'$A'}, \\$A}"
+    assert expand(text, {"A": "1"}, quotes=False) == "{'a': \"it's 1\", \"b\": '1', $A}"
+
+
 # ── meaning ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -263,17 +274,40 @@ def test_what_an_image_says_of_itself() -> None:
     assert (config.expose, config.labels) == (["80", "443/tcp"], {"a": "b", "c d": "e f", "maintainer": "me"})
 
 
+def test_a_program_of_the_stage_itself_keeps_its_arguments() -> None:
+    text = 'FROM debian AS base\nCMD ["old"]\nFROM base\nENTRYPOINT ["/run"]\nFROM base\nCMD ["8080"]\nENTRYPOINT ["/run"]\n'
+    programs = [stages(text, target=target)[-1].after.program for target in ("0", "1", "2")]
+    assert programs == [["old"], ["/run"], ["/run", "8080"]]
+
+
+def test_ports_are_named_in_any_case() -> None:
+    (stage,) = stages("FROM debian\nEXPOSE 53/UDP 80/Tcp\n")
+    assert stage.after.expose == ["53/udp", "80/tcp"]
+
+
+def test_a_stage_hands_its_arguments_and_its_shell_on() -> None:
+    text = 'FROM debian AS a\nARG V=one\nARG W=two\nSHELL ["/bin/bash", "-c"]\nFROM a\nARG W=three\nRUN x\n'
+    (run,) = steps(text)
+    assert (run.env, run.command) == ({"V": "one", "W": "three"}, ["/bin/bash", "-c", "x"])
+    (run,) = steps(text.replace("FROM a\n", "FROM debian\n"))
+    assert (run.env, run.command) == ({"W": "three"}, ["/bin/sh", "-c", "x"])
+
+
 def test_copy_and_add_take_flags_urls_and_heredocs() -> None:
     text = (
         "FROM debian\nCOPY --chown=app:app --chmod=750 a* /to/\nADD https://example.com/x.tgz?k=1 b.tar /to/\n"
         'COPY --chown=5 <<EOF /to/file\nhello $PATH "quoted"\nEOF\n'
     )
     copy, url, archive, files = steps(text)
+    (*_, listed) = steps('FROM debian\nARG D=/d\nCOPY ["$D/a b", "it\'s", "${D}/"]\n')
+    assert (listed.sources, listed.to) == (["/d/a b", "it's"], "/d/")
     assert (copy.owner, copy.mode, copy.sources, copy.context) == ("app:app", 0o750, ["a*"], CONTEXT)
     assert url.command[-2:] == ["https://example.com/x.tgz?k=1", "/to/x.tgz"]
     assert (archive.sources, archive.extract) == (["b.tar"], True)
     assert files["/to/file"].content == 'hello /usr/bin "quoted"\n'
     assert files["/to/file"].user == "5"
+    (files,) = steps('FROM debian\nCOPY <<EOF /f\n{"a": "say \\\\"hi\\\\" $PATH", \'b\': "\\$PATH"}\nEOF\n')
+    assert files["/f"].content == '{"a": "say \\"hi\\" /usr/bin", \'b\': "$PATH"}\n'
     with pytest.raises(InvalidDockerfile, match="no context"):
         stages("FROM debian\nCOPY a /\n", context=None)
 
@@ -290,6 +324,24 @@ def test_only_the_stages_that_are_needed_are_built_in_order() -> None:
     assert [stage.number for stage in stages(text, target="unused")] == [1]
     with pytest.raises(InvalidDockerfile, match="no stage 'x'"):
         stages(text, target="x")
+
+
+def test_directories_of_a_run_are_there() -> None:
+    options = (
+        "target=c,type=cache,id=x,sharing=locked",
+        "type=cache,dst=$D,uid=1,gid=2,mode=0700",
+        "type=tmpfs,target=/t",
+    )
+    mounts = " ".join(f"--mount={option}" for option in options)
+    (_, run) = steps(f"FROM debian\nARG D=/d\nWORKDIR /w\nRUN {mounts} x\n")[-2:]
+    assert (run.secrets, run.directories) == (
+        (),
+        (
+            DirectoryMount(target="/w/c", mode=0o755),
+            DirectoryMount(target="/d", mode=0o700, owner="1:2"),
+            DirectoryMount(target="/t", mode=0o1777),
+        ),
+    )
 
 
 def test_secrets_of_a_run_are_where_docker_has_them() -> None:

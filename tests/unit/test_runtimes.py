@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from forkyard.builds import runtimes
+from forkyard.builds.steps import new_user
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 NAME = f"python{VERSION}"
@@ -74,3 +77,24 @@ def test_a_python_that_nobody_has_is_told_apart(tmp_path: Path) -> None:
     program(tmp_path / "uv", UV)
     script = runtimes.python("3.99").replace("/opt/python", str(tmp_path / "python"))
     assert run(["bash", "-c", script], f"{tmp_path}:/usr/bin:/bin", NONE="1").returncode == runtimes.NOT_TO_BE_HAD
+
+
+@pytest.mark.parametrize(
+    ("has", "asked"),
+    [
+        (("id", "useradd", "adduser"), ""),
+        (("useradd", "adduser"), "useradd -m -s /bin/bash -- new"),
+        (("adduser",), "adduser -D -s /bin/sh -- new"),
+    ],
+)
+def test_a_user_is_made_by_whatever_the_machine_has(has: tuple[str, ...], asked: str, tmp_path: Path) -> None:
+    for name in has:
+        program(tmp_path / name, "#!/bin/sh\n" + ("" if name == "id" else f'echo "{name} $*"\n'))
+    done = run(["/bin/sh", "-c", new_user("new")], str(tmp_path))
+    assert (done.returncode, done.stdout.strip()) == (0, asked)
+
+
+def test_where_nothing_can_make_a_user_it_is_told(tmp_path: Path) -> None:
+    done = run(["/bin/sh", "-c", new_user("new")], str(tmp_path))
+    assert done.returncode == 127
+    assert "no user new, and neither useradd nor adduser" in done.stderr

@@ -73,6 +73,9 @@ def test_an_image_without_python_systemd_or_bash_is_a_whole_machine(own_daemon: 
             fill = "fallocate -l 5200M big && dd if=/dev/zero of=more bs=1M"  # the most of it takes no time
             fy.builds.create(more.run(fill, user="root")).wait()
         assert "No space left" in full.value.details["log"]
+        with pytest.raises(BuildFailed, match="exited with 127") as nobody:
+            fy.builds.create(spec.user("new")).wait()
+        assert "no user new, and neither useradd nor adduser" in nobody.value.details["log"]
         fy.secrets.set("TOKEN", "a-value-to-be-known-again")
         with pytest.raises(BuildFailed, match="holds the value of the secret TOKEN"):
             fy.builds.create(spec.run("echo a-value-to-be-known$(echo -again) > leaked", user="root")).wait()
@@ -101,9 +104,12 @@ assert open("/run/secrets/TOKEN").read().startswith("forkyard-secret-")
 os.chown("/made", 7, 8)
 os.chmod("/made", 0o4755)
 os.setxattr("/made", "user.mark", b"kept")
+os.mkdir("/none")
+os.chmod("/none", 0o1777)
 END
 FROM scratch
 COPY --from=build /made /bin/made
+COPY --from=build /none /data/none
 ENV COLOUR=green
 WORKDIR /work
 CMD ["/bin/made"]
@@ -120,5 +126,6 @@ CMD ["/bin/made"]
         (made,) = sandbox.files.list("/bin")
         assert (made.name, made.owner, made.group, made.mode) == ("made", "7", "8", 0o4755)
         assert made.attributes == {"mark": "kept"}
+        assert [(one.name, one.mode) for one in sandbox.files.list("/data")] == [("none", 0o1777)]
         sandbox.delete()
         fy.builds.prune()

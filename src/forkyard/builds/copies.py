@@ -10,6 +10,7 @@ import asyncio
 import posixpath
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -47,33 +48,49 @@ async def add(guest: Guest, step: AddStep, workdir: str | None, materials: Mater
         source = await materials.stage(step.stage)
         for path in step.sources:
             with tempfile.NamedTemporaryFile(dir=materials.scratch, prefix=PARTIAL) as file:
-                wanted = await _taken(source, path, file, materials.scratch)
-                await _put(guest, Path(file.name), [wanted], step, to, owner, materials.scratch)
+                wanted, called = await _taken(source, path, file, materials.scratch)
+                archive = Archive(Path(file.name), follow=False)
+                place = to + called if to.endswith("/") else to
+                await _put(guest, archive, [wanted], step, place, owner, materials.scratch)
     else:
         assert step.context is not None
-        archive = materials.upload(step.context)
+        archive = Archive(materials.upload(step.context))
         await _put(guest, archive, step.sources, step, to, owner or Owner(0, 0), materials.scratch)
 
 
 async def _put(
-    guest: Guest, archive: Path, sources: list[str], step: AddStep, to: str, owner: Owner | None, scratch: Path
+    guest: Guest, archive: Archive, sources: list[str], step: AddStep, to: str, owner: Owner | None, scratch: Path
 ) -> None:
-    def repack(out: IO[bytes]) -> None:
-        with Archive(archive) as opened:
-            place = f"{to}/" if opened.is_directory(sources) and not to.endswith("/") else to
-            bounded = Bounded(out, scratch, MAX_BYTES)
-            opened.repack(sources, place, bounded, owner=owner, mode=step.mode, extract=step.extract)
-        out.seek(0)
+    with ExitStack() as stack:
+        out = stack.enter_context(tempfile.TemporaryFile(dir=scratch, prefix=PARTIAL))
+        await asyncio.to_thread(stack.enter_context, archive)
+        if not to.endswith("/") and await asyncio.to_thread(archive.is_directory, sources, extract=step.extract):
+            to += "/"
+        missing = await _missing(guest, to)
 
-    with tempfile.TemporaryFile(dir=scratch, prefix=PARTIAL) as out:
-        await asyncio.to_thread(repack, out)
-        if to.endswith("/"):
-            await guest.mkdir(to)
+        def repack() -> None:
+            bounded = Bounded(out, scratch, MAX_BYTES)
+            archive.repack(sources, to, bounded, owner=owner, mode=step.mode, extract=step.extract, missing=missing)
+            out.seek(0)
+
+        await asyncio.to_thread(repack)
         await guest.upload_tar("/", _chunks(out), owners=True)
 
 
-async def _taken(source: Guest, path: str, to: IO[bytes], scratch: Path) -> str:
-    """An archive with what is at `path` in another machine is written. Returns what that is called in it."""
+async def _missing(guest: Guest, to: str) -> list[str]:
+    """The directories of a path that are not there yet, the outermost first."""
+    path, found = posixpath.normpath(posixpath.dirname(to)), list[str]()
+    while not await _is_directory(guest, path):
+        if await guest.exists(path):
+            raise InvalidRequest(f"{path} in the machine is no directory, and nothing can be copied into it")
+        found.append(path)
+        path = posixpath.dirname(path)
+    return found[::-1]
+
+
+async def _taken(source: Guest, path: str, to: IO[bytes], scratch: Path) -> tuple[str, str]:
+    """An archive with what is at `path` in another machine is written. Returns what that is called in it; and, of a file,
+    how it was named, which may be a link to it."""
     path = posixpath.normpath(posixpath.join("/", path))
     # A pattern is for the archive: what is above it is fetched.
     parts = path.strip("/").split("/")
@@ -84,14 +101,15 @@ async def _taken(source: Guest, path: str, to: IO[bytes], scratch: Path) -> str:
         info = await source.stat(fetched)
     except FileMissing:
         raise InvalidRequest(f"there is nothing called {path} in the stage to copy from") from None
+    called = ""
     if info.type != "directory":
-        wanted = posixpath.basename(fetched)
+        wanted, called = posixpath.basename(fetched), posixpath.basename(path)
     bounded = Bounded(to, scratch, MAX_BYTES)
     async with source.download_tar(fetched, attributes=True) as chunks:
         async for chunk in chunks:
             await asyncio.to_thread(bounded.write, chunk)
     await asyncio.to_thread(to.flush)
-    return wanted or "."
+    return wanted or ".", called
 
 
 async def _is_directory(guest: Guest, path: str) -> bool:

@@ -145,7 +145,7 @@ def layers_of(spec: Spec, start: Start, steps: Sequence[tuple[int, Step]]) -> li
         parent = found[-1] if found else before
         inputs = [
             Input("base", digest([start.base, start.template]), f"{start.base} ({start.template[:12]})"),
-            Input("size", digest(spec.size.model_dump()), _size(spec)),
+            Input("size", digest(shape_of(spec).model_dump()), _size(spec)),
             Input(
                 "discriminator",
                 digest([spec.discriminator, salt, *apart]),

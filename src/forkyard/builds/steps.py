@@ -144,7 +144,7 @@ class _Doing:
             if not await self.guest.exists(step.workdir):
                 await self.guest.mkdir(step.workdir, user=context.user)
         elif step.user is not None:
-            await self._run(_user(step.user), user="root", cwd="/", timeout_s=SETUP_S)
+            await self._run(new_user(step.user), user="root", cwd="/", timeout_s=SETUP_S)
         elif step.wait_for is not None:
             await self._wait(step.wait_for)
         elif step.service is not None:
@@ -274,7 +274,7 @@ class _Doing:
         await self._run(command, timeout_s=wait.timeout_s, env={"FORKYARD_READY": wait.command})
 
 
-def _user(named: str) -> str:
+def new_user(named: str) -> str:
     """Makes a user, unless there is one. What is small has busybox's adduser, and no useradd."""
     name = shlex.quote(named)
     return (

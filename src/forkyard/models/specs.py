@@ -14,7 +14,16 @@ from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from forkyard.models.base import Request
 from forkyard.models.bases import AddStep, ConfigStep, DockerfileSource, ImageSource
@@ -49,6 +58,11 @@ class Size(Part):
     vcpus: int = Field(1, ge=1, le=8)
     memory_mib: int = Field(512, ge=128, le=16384)
     disk_gib: int = Field(8, ge=4, le=1024)
+
+    @model_serializer(mode="wrap")
+    def _as_said(self, handler: SerializerFunctionWrapHandler) -> dict[str, int]:
+        """What is not said stays so when it is stored and read again: a snapshot has a size of its own."""
+        return {name: value for name, value in handler(self).items() if name in self.model_fields_set}
 
 
 class FileStep(Part):

@@ -46,7 +46,11 @@ class SpooledUpload(Upload):
 def image_source(image: str | os.PathLike[str]) -> tuple[dict[str, str], Upload | None]:
     """What names an image for the daemon: a local archive or OCI layout is to be uploaded first."""
     path = Path(image)
-    if isinstance(image, str) and not path.exists():
+    try:
+        there = path.exists()
+    except OSError as error:
+        raise InvalidRequest(f"{str(image)[:80]!r} is neither an image nor a file: {error.strerror}") from None
+    if isinstance(image, str) and not there:
         if image.startswith((".", "/", "~")):
             raise InvalidRequest(f"there is no file {image}; an image of a registry is named registry/name:tag")
         return {"ref": image}, None
@@ -86,7 +90,11 @@ def context(root: Path, dockerfile: Path | None = None) -> Upload:
         raise InvalidRequest(f"the context {root} is no directory")
     named = [] if dockerfile is None else [dockerfile.with_name(f"{dockerfile.name}.dockerignore")]
     found = next((path for path in (*named, root / ".dockerignore") if path.is_file()), None)
-    return directory(root, Ignore("" if found is None else found.read_text()))
+    try:
+        ignored = "" if found is None else found.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{found} cannot be read: {error}") from None
+    return directory(root, Ignore(ignored))
 
 
 def _walk(directory: Path, prefix: str, ignore: Ignore, always: tuple[str, ...]) -> Iterator[tuple[Path, str]]:

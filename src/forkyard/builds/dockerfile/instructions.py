@@ -11,6 +11,7 @@ import re
 import shlex
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
@@ -27,14 +28,23 @@ MAX_SOURCES = 1000
 MAX_VARIABLES = 1000
 #: What all values may come to once variables are put in, and the variables that each RUN is given.
 MAX_EXPANDED_CHARS = 16 * 2**20
-_SHELL = ("/bin/sh", "-c")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*$")
 _URL = re.compile(r"[a-z]+://|git@")
 _GIT = re.compile(r"https?://[^?#]*\.git(#|$)")
-_HARMLESS_MOUNTS = ("type=cache", "type=tmpfs")
-_SECRET_OPTIONS = frozenset(
-    ["type", "id", "source", "src", "target", "dst", "destination", "env", "required", "mode", "uid", "gid"]
-)
+_PLACE_OPTIONS = frozenset(["type", "target", "dst", "destination"])
+_OWNER_OPTIONS = frozenset(["uid", "gid", "mode"])
+_MOUNT_OPTIONS = {
+    "secret": _PLACE_OPTIONS | _OWNER_OPTIONS | {"id", "source", "src", "env", "required"},
+    "cache": _PLACE_OPTIONS | _OWNER_OPTIONS | {"id", "sharing", "readonly", "ro", "rw"},
+    "tmpfs": _PLACE_OPTIONS | {"size"},
+}
+#: What to do instead of a flag of RUN, or a mount, that there is not.
+_INSTEAD = {
+    "network": "what a build may reach is said to the build, by its `network`; take it out",
+    "security": "a RUN is root in a machine of its own; take it out",
+    "bind": "COPY what it needs",
+    "ssh": "clone what it needs by a `git` step of the spec, or give it a secret",
+}
 #: The machine that runs this may have none of these, so it says what it misses.
 _DOWNLOAD = (
     'if command -v curl >/dev/null; then curl -fsSL -o "$2" -- "$1"; '
@@ -66,10 +76,19 @@ class SecretMount(Part):
     owner: str = "0:0"
 
 
+class DirectoryMount(Part):
+    """`RUN --mount=type=cache` and `tmpfs`: a directory. What lies in it is kept with the layer."""
+
+    target: Path
+    mode: int
+    owner: str = "0:0"
+
+
 class MountedRun(RunStep):
-    """RUN with secrets."""
+    """RUN with mounts."""
 
     secrets: tuple[SecretMount, ...]
+    directories: tuple[DirectoryMount, ...]
 
 
 #: The number of the stage, or of the image, that COPY --from names on this line.
@@ -91,9 +110,17 @@ class Room:
             ) from Unbounded()
 
 
-def put_in(one: Instruction, word: str, variables: Mapping[str, str], room: Room, most_chars: int = MAX_CHARS) -> str:
+def put_in(
+    one: Instruction,
+    word: str,
+    variables: Mapping[str, str],
+    room: Room,
+    most_chars: int = MAX_CHARS,
+    *,
+    quotes: bool = True,
+) -> str:
     try:
-        found = expand(word, variables, one.escape, most_chars)
+        found = expand(word, variables, one.escape, most_chars, quotes=quotes)
     except ValueError as error:
         raise one.wrong(str(error)) from error
     room.take(one, len(found))
@@ -113,15 +140,33 @@ def arguments(one: Instruction, variables: Mapping[str, str], room: Room) -> lis
     return found
 
 
+@dataclass(frozen=True)
+class Heritage:
+    """What a stage leaves to those that start from it, and no image says of itself."""
+
+    args: Mapping[str, str] = field(default_factory=dict)
+    shell: tuple[str, ...] = ("/bin/sh", "-c")
+
+
+_NOTHING = Heritage()
+
+
 class Compiler:
     """Goes through the instructions of one stage. `config` is that of what it starts from."""
 
     def __init__(
-        self, source: DockerfileSource, config: ImageConfig, known: Mapping[str, str], stage_of: StageOf, room: Room
+        self,
+        source: DockerfileSource,
+        config: ImageConfig,
+        known: Mapping[str, str],
+        stage_of: StageOf,
+        room: Room,
+        before: Heritage = _NOTHING,
     ) -> None:
         self._source, self._known, self._stage_of, self._room = source, known, stage_of, room
-        self._args: dict[str, str] = {}
-        self._shell = _SHELL
+        self._args = dict(before.args)
+        self._shell = before.shell
+        self._has_cmd = False
         self.config = config
         self.steps: list[tuple[int, Step]] = []
         self._meanings: dict[str, Callable[[Instruction], None]] = {
@@ -152,6 +197,9 @@ class Compiler:
                 if not (unsure and "$" in one.rest) or isinstance(error.__cause__, Unbounded):
                     raise
 
+    def heritage(self) -> Heritage:
+        return Heritage(self._args, self._shell)
+
     def _understand(self, one: Instruction) -> None:
         try:
             self._meanings[one.name](one)
@@ -162,35 +210,44 @@ class Compiler:
     # ── what changes files ───────────────────────────────────────────────────────────────────────────────────────
 
     def _run(self, one: Instruction) -> None:
-        secrets = []
+        secrets, directories = [], []
         for flag, value in one.flags:
-            if flag == "mount" and value.startswith(_HARMLESS_MOUNTS):
-                continue
-            if flag == "mount" and "type=secret" in value.split(","):
-                secrets.append(self._secret(one, self._expanded(one, value)))
-                continue
-            if flag not in ("network", "security") or value not in ("default", "sandbox"):
-                raise one.wrong(f"--{flag}={value} is not supported; COPY what it needs, or take it out")
+            if flag == "mount":
+                options = dict(part.partition("=")[::2] for part in self._expanded(one, value).split(","))
+                kind = options.get("type", "bind")
+                if kind not in _MOUNT_OPTIONS:
+                    raise one.wrong(f"--mount={value} is not supported; {_INSTEAD.get(kind, _INSTEAD['bind'])}")
+                for option in options.keys() - _MOUNT_OPTIONS[kind]:
+                    there = ", ".join(sorted(_MOUNT_OPTIONS[kind]))
+                    raise one.wrong(f"--mount of a {kind} has no {option!r}; there is {there}")
+                if kind == "secret":
+                    secrets.append(self._secret(one, options))
+                else:
+                    directories.append(self._directory(one, options))
+            elif (flag, value) not in (("network", "default"), ("security", "sandbox")):
+                raise one.wrong(f"--{flag}={value} is not supported; {_INSTEAD.get(flag, 'take it out')}")
         command = one.json() or [*self._shell, script(one)]
         env = {name: value for name, value in self._args.items() if name not in self.config.env}
         self._room.take(one, sum(map(len, env.values())))
-        if secrets:
-            run = MountedRun(command=command, env=env, secrets=tuple(secrets))
+        if secrets or directories:
+            run = MountedRun(command=command, env=env, secrets=tuple(secrets), directories=tuple(directories))
             self._kept(one, Step.model_construct(run=run))
         else:
             self._kept(one, Step(run=RunStep(command=command, env=env)))
 
-    def _secret(self, one: Instruction, text: str) -> SecretMount:
-        options = dict(part.partition("=")[::2] for part in text.split(","))
-        for option in options.keys() - _SECRET_OPTIONS:
-            raise one.wrong(f"--mount of a secret has no {option!r}; there is {', '.join(sorted(_SECRET_OPTIONS))}")
-        target = options.get("target") or options.get("dst") or options.get("destination")
+    def _directory(self, one: Instruction, options: Mapping[str, str]) -> DirectoryMount:
+        target = _target(options)
+        if target is None:
+            raise one.wrong(f"--mount of a {options['type']} needs a target")
+        owner, mode = _owner_and_mode(one, options, "1777" if options["type"] == "tmpfs" else "0755")
+        return DirectoryMount(target=posixpath.join(self.config.workdir, target), mode=mode, owner=owner)
+
+    def _secret(self, one: Instruction, options: Mapping[str, str]) -> SecretMount:
+        target = _target(options)
         name = options.get("id") or options.get("source") or options.get("src") or posixpath.basename(target or "")
         if not _NAME.match(name):
             raise one.wrong(f"{name!r} is no name of a stored secret; write --mount=type=secret,id=NPM_TOKEN")
-        uid, gid, mode = (options.get(key, usual) for key, usual in (("uid", "0"), ("gid", "0"), ("mode", "0400")))
-        if not (re.fullmatch(r"[0-9]{1,9} [0-9]{1,9}", f"{uid} {gid}") and re.fullmatch(r"[0-7]{3,4}", mode)):
-            raise one.wrong(f"uid={uid}, gid={gid}, mode={mode}: these are numbers, mode an octal one such as 0400")
+        owner, mode = _owner_and_mode(one, options, "0400")
         if target is None and "env" not in options:
             target = f"/run/secrets/{name}"
         return SecretMount(
@@ -198,18 +255,20 @@ class Compiler:
             target=None if target is None else posixpath.join(self.config.workdir, target),
             env=options.get("env"),
             required=options.get("required", "false") in ("", "true", "1"),
-            mode=int(mode, 8),
-            owner=f"{uid}:{gid}",
+            mode=mode,
+            owner=owner,
         )
 
     def _copy(self, one: Instruction) -> None:
         owner, mode, stage = self._flags(one)
-        words = one.json() or one.words()
+        named = one.json()
+        words = named or one.words()
         if len(words) < 2:
             raise one.wrong("needs a source and a destination")
         if len(words) > MAX_SOURCES + 1:
             raise one.wrong(f"more than {MAX_SOURCES} sources are too many; copy their directory")
-        *sources, to = words if one.json() else [self._expanded(one, word) for word in words]
+        # In a list of JSON the quotes have gone already: those that are left are of the name.
+        *sources, to = (self._expanded(one, word, quotes=named is None) for word in words)
         to = posixpath.join(self.config.workdir, to) + ("/" if to in (".", "..") else "")
         if len(sources) > 1 and not to.endswith("/"):
             raise one.wrong("with several sources the destination is a directory, and ends with `/`")
@@ -300,9 +359,11 @@ class Compiler:
         self._set(one, user=self._expanded(one, one.rest))
 
     def _entrypoint(self, one: Instruction) -> None:
-        self._set(one, entrypoint=self._program(one), cmd=[])
+        # A CMD of what the stage starts from was meant for another program.
+        self._set(one, entrypoint=self._program(one), cmd=None if self._has_cmd else [])
 
     def _cmd(self, one: Instruction) -> None:
+        self._has_cmd = True
         self._set(one, cmd=self._program(one))
 
     def _program(self, one: Instruction) -> list[str]:
@@ -310,7 +371,7 @@ class Compiler:
         return [*self._shell, one.rest] if found is None else found
 
     def _expose(self, one: Instruction) -> None:
-        self._set(one, expose=[self._expanded(one, word) for word in one.words()])
+        self._set(one, expose=[self._expanded(one, word).lower() for word in one.words()])
 
     def _label(self, one: Instruction) -> None:
         found = pairs(one)
@@ -320,7 +381,8 @@ class Compiler:
         self._set(one, labels={"maintainer": one.rest})
 
     def _volume(self, one: Instruction) -> None:
-        self._set(one, volumes=one.json() or [self._expanded(one, word) for word in one.words()])
+        named = one.json()
+        self._set(one, volumes=[self._expanded(one, word, quotes=named is None) for word in named or one.words()])
 
     def _stop_signal(self, one: Instruction) -> None:
         self._set(one, stop_signal=self._expanded(one, one.rest))
@@ -329,7 +391,7 @@ class Compiler:
         found = one.json()
         if not found:
             raise one.wrong('write it as a list: SHELL ["/bin/bash", "-c"]')
-        self._shell = (found[0], *found[1:])  # type: ignore[assignment]
+        self._shell = tuple(found)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -352,8 +414,19 @@ class Compiler:
     def _variables(self) -> Mapping[str, str]:
         return ChainMap(self.config.env, self._args)
 
-    def _expanded(self, one: Instruction, word: str) -> str:
-        return put_in(one, word, self._variables(), self._room)
+    def _expanded(self, one: Instruction, word: str, *, quotes: bool = True) -> str:
+        return put_in(one, word, self._variables(), self._room, quotes=quotes)
+
+
+def _target(options: Mapping[str, str]) -> str | None:
+    return options.get("target") or options.get("dst") or options.get("destination") or None
+
+
+def _owner_and_mode(one: Instruction, options: Mapping[str, str], usual: str) -> tuple[str, int]:
+    uid, gid, mode = options.get("uid", "0"), options.get("gid", "0"), options.get("mode", usual)
+    if not (re.fullmatch(r"[0-9]{1,9} [0-9]{1,9}", f"{uid} {gid}") and re.fullmatch(r"[0-7]{3,4}", mode)):
+        raise one.wrong(f"uid={uid}, gid={gid}, mode={mode}: these are numbers, mode an octal one such as {usual}")
+    return f"{uid}:{gid}", int(mode, 8)
 
 
 def _is_git(url: str) -> bool:
@@ -377,9 +450,8 @@ def pairs(one: Instruction) -> list[tuple[str, str]]:
 
 
 def _expanded_text(one: Instruction, text: str, variables: Mapping[str, str], room: Room) -> str:
-    """Variables of a heredoc. Quotes in it are text."""
-    quoted = re.sub(r"(['\"])", rf"{re.escape(one.escape)}\1", text)
-    return put_in(one, quoted, variables, room, MAX_FILE_BYTES)
+    """Variables of a heredoc."""
+    return put_in(one, text, variables, room, MAX_FILE_BYTES, quotes=False)
 
 
 def script(one: Instruction) -> str:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from forkyard.builds.dockerfile.instructions import Compiler, Room, arguments, put_in
+from forkyard.builds.dockerfile.instructions import Compiler, Heritage, Room, arguments, put_in
 from forkyard.builds.dockerfile.parser import Instruction, parse, wrong
 from forkyard.models.bases import DockerfileSource, ImageConfig
 from forkyard.models.specs import Step
@@ -104,6 +104,7 @@ class _Needed:
     def __init__(self, file: Dockerfile, config_of: ConfigOf) -> None:
         self._file, self._config_of = file, config_of
         self._made: dict[str | int, Stage] = {}
+        self._left: dict[int, Heritage] = {}
         self._rooms = Room(), Room()
         self.order: list[Stage] = []
 
@@ -112,9 +113,11 @@ class _Needed:
             return self._made[number]
         file, outline = self._file, self._file.outlines[number]
         base: str | int = outline.base
+        before = Heritage()
         earlier = None if outline.base.isdigit() else file.named(outline.base, number)
         if earlier is not None:
             base, config = earlier, (await self.stage(earlier)).after
+            before = self._left[earlier]
         else:
             config = await self._config(outline.base)
         named: list[tuple[str, int]] = []
@@ -123,11 +126,12 @@ class _Needed:
             named.append((name, line))
             return 0
 
-        looking = Compiler(file.source, config, file.arguments, note, self._rooms[0])
+        looking = Compiler(file.source, config, file.arguments, note, self._rooms[0], before)
         await asyncio.to_thread(looking.go_through, outline.instructions)
         numbers = {name: await self._source(name, number, line) for name, line in named}
-        compiler = Compiler(file.source, config, file.arguments, lambda name, _: numbers[name], self._rooms[1])
+        compiler = Compiler(file.source, config, file.arguments, lambda name, _: numbers[name], self._rooms[1], before)
         await asyncio.to_thread(compiler.go_through, outline.instructions)
+        self._left[number] = compiler.heritage()
         return self._keep(number, Stage(number, base, tuple(compiler.steps), config, compiler.config))
 
     async def _source(self, name: str, before: int, line: int) -> int:

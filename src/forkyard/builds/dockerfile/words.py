@@ -52,15 +52,25 @@ def words(text: str, escape: str = "\\") -> Iterator[str]:
         yield word
 
 
-def expand(word: str, variables: Mapping[str, str], escape: str = "\\", most_chars: int = MAX_CHARS) -> str:
-    """Without its quotes, with its variables put in. ValueError if it cannot be understood."""
-    return _Reading(word, variables, escape, most_chars).read()
+def expand(
+    word: str,
+    variables: Mapping[str, str],
+    escape: str = "\\",
+    most_chars: int = MAX_CHARS,
+    *,
+    quotes: bool = True,
+) -> str:
+    """Without its quotes, with its variables put in. Where there are no `quotes`, they are text. ValueError if it cannot
+    be understood."""
+    return _Reading(word, variables, escape, most_chars, quotes).read()
 
 
 class _Reading:
-    def __init__(self, text: str, variables: Mapping[str, str], escape: str, most_chars: int, depth: int = 0) -> None:
+    def __init__(
+        self, text: str, variables: Mapping[str, str], escape: str, most_chars: int, quotes: bool, depth: int = 0
+    ) -> None:
         self._text, self._variables, self._escape = text, variables, escape
-        self._most_chars, self._depth = most_chars, depth
+        self._most_chars, self._quotes, self._depth = most_chars, quotes, depth
         self._at = 0
         if depth > MAX_DEPTH:
             raise Unbounded(f"`${{` stands in more than {MAX_DEPTH} others")
@@ -81,7 +91,7 @@ class _Reading:
             else:
                 if char == quote:
                     quote = ""
-                elif not quote and char in "'\"":
+                elif self._quotes and not quote and char in "'\"":
                     quote = char
                 else:
                     out += char
@@ -139,4 +149,5 @@ class _Reading:
         return (value or "") if there else self._inner(word)
 
     def _inner(self, word: str) -> str:
-        return _Reading(word, self._variables, self._escape, self._most_chars, self._depth + 1).read()
+        inner = _Reading(word, self._variables, self._escape, self._most_chars, self._quotes, self._depth + 1)
+        return inner.read()
