@@ -48,8 +48,8 @@ class Registry:
 
     def push(
         self, name: str, layer: bytes, architecture: str = "amd64", config: Mapping[str, object] | None = None
-    ) -> None:
-        """As `name:1`."""
+    ) -> str:
+        """As `name:1`. Returns the digest of its manifest."""
         image = json.dumps(
             {
                 "architecture": architecture,
@@ -79,6 +79,7 @@ class Registry:
         }
         answer = self._client.put(f"/{name}/manifests/1", content=json.dumps(manifest), headers={"Content-Type": kind})
         assert answer.status_code == 201, answer.text
+        return answer.headers["Docker-Content-Digest"]
 
     def _finish(self, began: httpx.Response, blob: bytes) -> None:
         where = httpx.URL(began.headers["Location"]).copy_merge_params({"digest": _digest(blob)})

@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from forkyard.errors import Forbidden, ForkyardError, ImageNotFound, InvalidImage, RegistryUnreachable
+from forkyard.errors import (
+    Forbidden,
+    ForkyardError,
+    ImageNotFound,
+    InvalidImage,
+    InvalidRequest,
+    RegistryUnreachable,
+)
 from forkyard.host.registries import Registries
 from forkyard.images import oci
 from forkyard.images.registry import pull
@@ -28,7 +35,7 @@ def registry(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Registr
 
 
 def test_an_image_is_pulled_with_the_credentials_it_needs_and_none_is_left(registry: Registry, tmp_path: Path) -> None:
-    registry.push("team/app", b"\0" * 10240)
+    digest = registry.push("team/app", b"\0" * 10240)
     registry.push("team/arm", b"\0" * 10240, architecture="arm64")
     credentials = registry.credentials
 
@@ -45,6 +52,10 @@ def test_an_image_is_pulled_with_the_credentials_it_needs_and_none_is_left(regis
         await pull(f"{registry.name}/team/arm:1", tmp_path / "arm", credentials=credentials, plain_http=True)
         with pytest.raises(InvalidImage, match="arm64"):
             oci.read_layout(tmp_path / "arm")
+        await pull(f"{ref}@{digest}", tmp_path / "exact", credentials=credentials, plain_http=True)
+        assert oci.read_layout(tmp_path / "exact").digest == contents.digest, "a tag beside a digest is of no account"
+        with pytest.raises(InvalidRequest, match="cannot be the name"):
+            await pull(f"{ref}:", tmp_path / "none", credentials=credentials, plain_http=True)
         with pytest.raises(RegistryUnreachable):
             await pull("127.0.0.1:1/a:1", tmp_path / "none", credentials=None, plain_http=True)
 

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -19,10 +20,12 @@ from typing import Any
 import pytest
 
 from forkyard.errors import InvalidImage, NoCapacity
+from forkyard.host.cache import Cache
+from forkyard.host.images import HostImages
 from forkyard.images import oci
-from forkyard.images.base import BaseImage
+from forkyard.images.base import BaseImage, locked
 from forkyard.images.foreign import ForeignImages
-from forkyard.images.registry import registry_of
+from forkyard.models.bases import registry_of
 
 Member = tuple[tarfile.TarInfo, bytes]
 
@@ -66,8 +69,12 @@ def layout(layers: list[bytes], *, compress: bool = True, platform: dict[str, st
         {"config": {"digest": digest(config)}, "layers": [{"digest": digest(blob)} for blob in blobs]}
     ).encode()
     entry = {"digest": digest(manifest), **({"platform": platform} if platform else {})}
-    index = json.dumps({"manifests": [entry]}).encode()
-    named = [file(f"blobs/sha256/{digest(data)[7:]}", data) for data in (*blobs, config, manifest)]
+    return layout_of([entry], *blobs, config, manifest)
+
+
+def layout_of(entries: list[dict[str, Any]], *blobs: bytes) -> bytes:
+    index = json.dumps({"manifests": entries}).encode()
+    named = [file(f"blobs/sha256/{digest(data)[7:]}", data) for data in blobs]
     return tar_of(file("oci-layout", b'{"imageLayoutVersion": "1.0.0"}'), file("index.json", index), *named)
 
 
@@ -77,7 +84,7 @@ def read(archive: bytes, tmp_path: Path, most_bytes: int = 2**30) -> oci.Content
     return oci.read_archive(path, tmp_path / "scratch", most_bytes)
 
 
-def unpacked(tmp_path: Path, *layers: bytes, most_bytes: int = 2**30) -> dict[str, Any]:
+def unpacked(tmp_path: Path, *layers: bytes, most_bytes: int = 2**30, workdir: str = "/") -> dict[str, Any]:
     root = tmp_path / "root"
     root.mkdir()
     blobs = []
@@ -92,6 +99,7 @@ def unpacked(tmp_path: Path, *layers: bytes, most_bytes: int = 2**30) -> dict[st
         "files": {"/opt/forkyard/image.json": "{}"},
         "defaults": {"/etc/hosts": "default"},
         "links": {"/sbin/init": "/opt/forkyard/agent/init"},
+        "workdir": workdir,
     }
     (tmp_path / "task").write_text(json.dumps(task))
     done = subprocess.run(
@@ -99,6 +107,7 @@ def unpacked(tmp_path: Path, *layers: bytes, most_bytes: int = 2**30) -> dict[st
         capture_output=True,
         text=True,
         check=True,
+        timeout=60,
     )
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -151,6 +160,57 @@ def test_an_archive_is_read_with_what_it_says_of_itself(make: Any, tmp_path: Pat
 def test_what_is_no_image_for_this_machine_is_refused(archive: bytes, why: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidImage, match=why):
         read(archive, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"Env": ["=x"]}, "without a name"),
+        ({"Env": ["A=x\0y"]}, "NUL"),
+        ({"Cmd": ["x\0"]}, "NUL"),
+        ({"User": "\0"}, "NUL"),
+        ({"Env": ["A=\ud800"]}, "no text"),
+        ({"Env": ["A=" + "x" * 300_000]}, "'A' has more than 131072 bytes"),
+        ({"Env": [f"A{number}=" + "x" * 100_000 for number in range(11)]}, "more than 1048576 bytes"),
+    ],
+)
+def test_what_no_command_could_be_given_is_refused(config: dict[str, Any], why: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidImage, match=why):
+        read(saved([], config=config), tmp_path)
+
+
+def manifest_of(layer: bytes) -> tuple[bytes, bytes, bytes]:
+    config = config_of([layer])
+    made = {"config": {"digest": digest(config)}, "layers": [{"digest": digest(layer)}]}
+    return json.dumps(made).encode(), config, layer
+
+
+def test_an_archive_of_several_images_is_refused_and_one_of_many_names_or_platforms_is_not(tmp_path: Path) -> None:
+    first, second = (manifest_of(tar_of(file(name))) for name in "ab")
+    one, other = {"digest": digest(first[0])}, {"digest": digest(second[0])}
+    amd64, arm64 = ({"os": "linux", "architecture": name} for name in ("amd64", "arm64"))
+    attested = {"os": "unknown", "architecture": "unknown"}
+
+    def layers(*entries: dict[str, Any]) -> list[str]:
+        return [layer.diff_id for layer in read(layout_of([*entries], *first, *second), tmp_path / "x").layers]
+
+    (tmp_path / "x").mkdir()
+    for several in (
+        (one, other),
+        ({**one, "platform": amd64}, {**other, "platform": amd64}),
+        ({**one, "platform": amd64}, other),
+    ):
+        shutil.rmtree(tmp_path / "x" / "scratch", ignore_errors=True)
+        with pytest.raises(InvalidImage, match="must hold one image"):
+            layers(*several)
+    for single in (
+        ({**one, "annotations": {"name": "a"}}, {**one, "annotations": {"name": "b"}}),
+        ({**other, "platform": arm64}, {**one, "platform": amd64}),
+        ({**one, "platform": amd64}, {**other, "platform": {**amd64, "variant": "v3"}}),
+        ({**one, "platform": amd64}, {**other, "platform": attested}),
+    ):
+        shutil.rmtree(tmp_path / "x" / "scratch", ignore_errors=True)
+        assert layers(*single) == [digest(first[2])]
 
 
 def test_a_blob_that_is_not_what_its_name_says_is_refused(tmp_path: Path) -> None:
@@ -299,14 +359,85 @@ def test_a_layer_that_is_cut_off_or_too_large_is_refused(tmp_path: Path) -> None
         assert why in unpacked(place, blob, most_bytes=most_bytes)["refused"]
 
 
+def packed(data: bytes) -> bytes:
+    return subprocess.run(["zstd", "-cq"], input=data, capture_output=True, check=True).stdout
+
+
+def test_layers_packed_by_zstd_are_unpacked_and_refused_if_they_are_cut_off(tmp_path: Path) -> None:
+    layer = packed(tar_of(file("a", b"x" * 100_000), file("b", os.urandom(3_000_000))))
+    assert unpacked(tmp_path, layer) == {"systemd": False}
+    assert (tmp_path / "root" / "a").read_bytes() == b"x" * 100_000
+    # Nothing is lost but what follows the last file, or the check at the very end.
+    behind = packed(tar_of(file("a")) + os.urandom(200_000))
+    for number, cut in enumerate((layer[:-1000], behind[:-100], behind[:-1])):
+        place = tmp_path / str(number)
+        place.mkdir()
+        assert "cut off" in unpacked(place, cut)["refused"]
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [file("a", uid=2**40)],
+        [file("x" * 300)],
+        [file("/".join(["x" * 200] * 30))],
+        [file("a", type=tarfile.SYMTYPE, linkname="a\0b", pax_headers={"linkpath": "a\0b"})],
+        [file("a"), file("a/b")],
+        [file("a", type=tarfile.SYMTYPE, linkname="a"), file("a/b")],
+        [file("srv/.wh.")],
+        [file("srv/.wh..")],
+        [file("srv/.wh...")],
+    ],
+    ids=["owner", "name", "path", "nul", "below a file", "below itself", "nothing", "itself", "above"],
+)
+def test_entries_that_fit_nowhere_are_the_fault_of_the_image(members: list[Member], tmp_path: Path) -> None:
+    answer = unpacked(tmp_path, tar_of(file("srv/kept"), *members))
+    assert "refused" in answer, answer
+    assert (tmp_path / "root" / "srv" / "kept").exists()
+
+
+def test_a_removed_file_of_any_size_is_not_looked_for(tmp_path: Path) -> None:
+    member, _ = file(".wh.a")
+    member.size = 2**60
+    layer = member.tobuf(tarfile.GNU_FORMAT)
+    assert "at most" in unpacked(tmp_path, layer + bytes(1024))["refused"]
+
+
+def test_a_link_to_a_directory_that_is_not_there_yet_leads_to_it(tmp_path: Path) -> None:
+    links = tar_of(
+        file("sbin", type=tarfile.SYMTYPE, linkname="usr/sbin"),
+        file("lib", type=tarfile.SYMTYPE, linkname="usr/lib"),
+        file("out", type=tarfile.SYMTYPE, linkname="../../../../srv/in"),
+    )
+    below = tar_of(file("sbin/x", b"1"), file("lib/deep/y", b"2"), file("out/z", b"3"))
+    assert unpacked(tmp_path, links, below) == {"systemd": False}
+    root = tmp_path / "root"
+    assert (root / "sbin").is_symlink()
+    found = [(root / path).read_text() for path in ("usr/sbin/x", "usr/lib/deep/y", "srv/in/z")]
+    assert found == ["1", "2", "3"]
+    assert (root / "usr/sbin/init").is_symlink()
+
+
+def test_a_working_directory_is_made_inside_the_image(tmp_path: Path) -> None:
+    linked = tar_of(file("app", type=tarfile.SYMTYPE, linkname="../../../../srv/app"), file("taken", b"x"))
+    for number, (workdir, made) in enumerate([("/app/deep", "srv/app/deep"), ("/../../a", "a"), ("/taken/b", None)]):
+        place = tmp_path / str(number)
+        place.mkdir()
+        answer = unpacked(place, linked, workdir=workdir)
+        assert "working directory '/taken/b'" in answer["refused"] if made is None else answer == {"systemd": False}
+        assert made is None or (place / "root" / made).is_dir()
+    assert not (tmp_path / "a").exists()
+
+
 @pytest.mark.parametrize(
     "layer",
     [
         tar_of(file("a", bytes(2**21), type=tarfile.XHDTYPE)),
         tar_of(*(file(str(number), b"20 path=aaaaaaaaaaaa\n"[:20], type=tarfile.XGLTYPE) for number in range(3000))),
         tar_of(file("a", type=tarfile.GNUTYPE_SPARSE)),
+        tar_of(file("a", b"9" * 5000 + b" path=b\n", type=tarfile.XHDTYPE)),
     ],
-    ids=["one", "many", "sparse"],
+    ids=["one", "many", "sparse", "number"],
 )
 def test_headers_of_layers_are_bounded(layer: bytes, tmp_path: Path) -> None:
     assert "no tar archive" in unpacked(tmp_path, layer)["refused"]
@@ -385,3 +516,19 @@ def test_equal_images_are_one_whatever_they_are_called(images: ForeignImages, tm
         assert sorted(left) == sorted(["base", first.id[4:], third.id[4:]]), "nothing half is left"
 
     asyncio.run(go())
+
+
+def test_what_a_killed_daemon_was_importing_is_gone_with_the_next_start(images: ForeignImages, tmp_path: Path) -> None:
+    there = tmp_path / "cache" / "images"
+    gone = [".import-99999999-0", f".import-{os.getpid()}-0", ".0123.building"]
+    living = [f".import-{os.getppid()}-0", ".4567.building"]
+    for name in (*gone, *living):
+        (there / name / "root").mkdir(parents=True)
+
+    async def go() -> None:
+        async with locked(there / "4567", lambda *_: None):  # somebody else builds that one
+            await HostImages(images, Cache(tmp_path / "cache", tmp_path, "x", 1)).start()
+
+    asyncio.run(go())
+    assert not [name for name in gone if (there / name).exists()]
+    assert all((there / name / "root").exists() for name in living)

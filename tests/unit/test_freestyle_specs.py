@@ -236,6 +236,15 @@ def test_other_images_are_built_as_images_are(image: str) -> None:
     assert kinds(made.own) == ["run", "files"]
 
 
+@pytest.mark.parametrize(
+    ("registry", "told"),
+    [(None, None), ("", None), ("r.test:5000", "r.test:5000"), ("https://r.test/v1/", "r.test")],
+)
+def test_credentials_are_for_the_registry_that_is_named_with_them(registry: str | None, told: str | None) -> None:
+    given = {"username": "me", "password": "hidden", "registry": registry}
+    assert models.Credentials.model_validate(given).auth().registry == told
+
+
 def test_a_template_may_hold_templates() -> None:
     made = plan(template={**LEAF, "template": INNER})
     assert kinds(made.cached) == ["apt", "service", "layer", "run", "files", "layer"]

@@ -9,7 +9,7 @@ import click
 
 from forkyard.cli import show
 from forkyard.cli.app import App, Verb, pairs, pass_app, waiting
-from forkyard.cli.policy import policy_options, registry_option, secret_option, taken_policy
+from forkyard.cli.policy import Login, policy_options, registry_option, secret_option, taken_policy
 
 if TYPE_CHECKING:
     from forkyard import Build, BuildInfo, Forkyard, LayerInfo, Spec
@@ -47,7 +47,7 @@ def build_command(
     explain: bool,
     skip_cache: bool,
     identity: str | None,
-    registry: tuple[str, str] | None,
+    registry: Login | None,
     secrets: dict[str, Any],
     allow_secrets: bool,
     **options: Any,

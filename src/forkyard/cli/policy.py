@@ -117,7 +117,20 @@ def secret_option(function: F) -> F:
     )(function)
 
 
+Login = tuple[str, str] | tuple[str, str, str]
+_REGISTRY = "forkyard.registry"
+
+
 def registry_option(function: F) -> F:
+    function = click.option(
+        "--registry",
+        "registry_name",
+        callback=_registry_name,
+        is_eager=True,
+        expose_value=False,
+        metavar="HOST[:PORT]",
+        help="The registry that --registry-user is for, if images of others are needed too.",
+    )(function)
     return click.option(
         "--registry-user",
         "registry",
@@ -127,12 +140,19 @@ def registry_option(function: F) -> F:
     )(function)
 
 
-def _registry(_ctx: click.Context, _param: click.Parameter, user: str | None) -> tuple[str, str] | None:
+def _registry_name(ctx: click.Context, _param: click.Parameter, name: str | None) -> None:
+    ctx.meta[_REGISTRY] = name
+
+
+def _registry(ctx: click.Context, _param: click.Parameter, user: str | None) -> Login | None:
+    name: str | None = ctx.meta.get(_REGISTRY)
     if user is None:
+        if name is not None:
+            raise click.UsageError("--registry says what --registry-user is for; give that too.")
         return None
-    if sys.stdin.isatty():
-        return user, str(click.prompt("Password", hide_input=True, err=True))
-    return user, sys.stdin.read().rstrip("\n")
+    typed = sys.stdin.isatty()
+    password = str(click.prompt("Password", hide_input=True, err=True)) if typed else sys.stdin.read().rstrip("\n")
+    return (user, password) if name is None else (user, password, name)
 
 
 def _secrets(_ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:

@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 def mounts(_context: click.Context, _parameter: click.Parameter, typed: tuple[str, ...]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for one in typed:
-        name, colon, rest = one.partition(":")
+        wanted, colon, rest = one.partition(":")
+        name, at, version = wanted.partition("@")
         path, _, mode = rest.partition(":")
-        if not colon or not path.startswith("/"):
-            raise click.BadParameter(f"{one!r} is not NAME:/PATH or NAME:/PATH:MODE")
-        found[path] = {"name": name, "mode": mode or "rw"}
+        if not colon or not path.startswith("/") or (at and not version.isdecimal()):
+            raise click.BadParameter(f"{one!r} is not NAME[@VERSION]:/PATH[:MODE]")
+        found[path] = {"name": name, "mode": mode or "rw", **({"version": int(version)} if at else {})}
     return found
 
 
@@ -72,8 +73,8 @@ def mounts(_context: click.Context, _parameter: click.Parameter, typed: tuple[st
     "volumes",
     multiple=True,
     callback=mounts,
-    metavar="NAME:/PATH[:rw|ro|cow]",
-    help="Mount a volume. rw (default): by one sandbox at a time. May be repeated.",
+    metavar="NAME[@VERSION]:/PATH[:rw|ro|cow]",
+    help="Mount a volume. rw (default): by one sandbox at a time. An older version with ro or cow. May be repeated.",
 )
 @click.option("--cache", multiple=True, type=click.Choice(["npm", "pip"]), help="A package cache. May be repeated.")
 @click.option(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from forkyard.errors import ImageNotFound
+from forkyard.errors import ImageBuildFailed, ImageNotFound
 from forkyard.host.cache import Cache, used_now
 from forkyard.images import BaseImage, ForeignImages
 from forkyard.images.build import PATH
@@ -28,6 +28,12 @@ class HostImages:
     def __init__(self, foreign: ForeignImages, cache: Cache) -> None:
         self._foreign = foreign
         self._cache = cache
+
+    async def start(self) -> None:
+        try:
+            await asyncio.to_thread(self._foreign.clean)
+        except (ImageBuildFailed, OSError) as error:  # no reason not to start
+            log.warning("what imports have left could not be removed", error=str(error))
 
     def given(self, image_id: str | None) -> BaseImage | None:
         """What a machine is to be made of; None: the base image."""

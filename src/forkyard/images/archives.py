@@ -17,7 +17,7 @@ from typing import IO
 from forkyard.errors import InvalidRequest, NoCapacity
 
 #: What reading an archive that is not whole, or none, raises.
-BROKEN = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError, RecursionError)
+BROKEN = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError, RecursionError, ValueError)
 #: Of one header: long names, extended attributes.
 MAX_HEADER_BYTES = 2**20
 #: Of names and extended headers of all members, which are held in memory.

@@ -86,7 +86,7 @@ async def ensure_base_image(cache_dir: Path, progress: Progress, *, builder: Bui
 
 
 async def build_into(target: Path, progress: Progress, builder: Builder) -> None:
-    await asyncio.to_thread(_remove_dead_builds, target)
+    await asyncio.to_thread(remove_dead_builds, target.parent, held=target.name)
     work = _work_dir(target)
     await asyncio.to_thread(work.mkdir)
     started = time.monotonic()
@@ -111,14 +111,14 @@ def _lock_file(target: Path) -> Path:
     return target.with_name(f".{target.name}.lock")
 
 
-def _remove_dead_builds(target: Path) -> None:
-    """Half-built images nobody works on: of `target`, whose lock the caller holds, and of keys whose lock is free."""
-    for other in target.parent.glob(".*.building"):
+def remove_dead_builds(images: Path, *, held: str | None = None) -> None:
+    """Half-built images nobody works on: of keys whose lock is free, or is `held` by the caller."""
+    for other in images.glob(".*.building"):
         key = other.name[1:].removesuffix(".building")
-        if key == target.name:
+        if key == held:
             _remove_tree(other)
             continue
-        fd = _open_lock(_lock_file(target.with_name(key)))
+        fd = _open_lock(_lock_file(images / key))
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove_tree(other)

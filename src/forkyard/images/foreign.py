@@ -21,15 +21,15 @@ from typing import Any
 
 from forkyard.errors import ImageBuildFailed, InvalidImage, NoCapacity
 from forkyard.images import oci, registry
-from forkyard.images.base import BaseImage, build_into, load, locked
+from forkyard.images.base import BaseImage, build_into, load, locked, remove_dead_builds
 from forkyard.images.build import Progress, make_disk
 from forkyard.images.process import run
 from forkyard.images.runtime import VERSION, ensure_runtime
-from forkyard.models.bases import ImageConfig, ImageInfo
+from forkyard.models.bases import ImageConfig, ImageInfo, registry_of
 
 SCRATCH = "scratch"
 #: Raise it when the importer makes something else of the same image.
-FORMAT = 1
+FORMAT = 2
 MAX_BYTES = 64 * 2**30
 RESERVE_BYTES = 2 * 2**30
 _UNPACK_S = 3600.0
@@ -91,6 +91,11 @@ class ForeignImages:
                     found.append(_info(path, manifest))
         return found
 
+    def clean(self) -> None:
+        """What a daemon that was killed has left. Blocking; before the first import."""
+        self._remove_dead(starting=True)
+        remove_dead_builds(self._dir)
+
     async def import_(
         self,
         name: str,
@@ -117,10 +122,12 @@ class ForeignImages:
         finally:
             await asyncio.to_thread(shutil.rmtree, work, ignore_errors=True)
 
-    def _remove_dead(self) -> None:
+    def _remove_dead(self, *, starting: bool = False) -> None:
         """What importers that are gone have left."""
         for path in self._dir.glob(f"{_WORK}*"):
-            if not Path("/proc", path.name.removeprefix(_WORK).partition("-")[0]).exists():
+            pid = path.name.removeprefix(_WORK).partition("-")[0]
+            # In a container every daemon has the same number.
+            if (starting and pid == str(os.getpid())) or not Path("/proc", pid).exists():
                 shutil.rmtree(path, ignore_errors=True)
 
     async def _fetched(
@@ -130,7 +137,7 @@ class ForeignImages:
             return await asyncio.to_thread(oci.read_archive, archive, to, _room(self._dir))
         if name == SCRATCH:
             return oci.Contents()
-        plain = registry.registry_of(name) in self._plain_http
+        plain = registry_of(name) in self._plain_http
         pull = registry.pull(name, to, credentials=credentials, plain_http=plain, way_to=self._way_to)
         await _while_there_is_room(pull, self._dir)
         return await asyncio.to_thread(oci.read_layout, to)
@@ -173,6 +180,7 @@ class ForeignImages:
             "files": {**_FILES, "/opt/forkyard/image.json": config},
             "defaults": _DEFAULTS,
             "links": _LINKS,
+            "workdir": contents.config.workdir,
         }
         await asyncio.to_thread(task.write_text, json.dumps(wanted))
         said = await run(

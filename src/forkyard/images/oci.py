@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import posixpath
 import re
 import tarfile
 from dataclasses import dataclass, field
@@ -25,6 +26,9 @@ _MAX_JSON_BYTES = 8 * 2**20
 _BLOB = re.compile(r"(?:\./)?blobs/sha256/([0-9a-f]{64})$")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}$")
 _CHUNK_BYTES = 1 << 20
+#: What the kernel gives a program as one variable, its end included; and what the agent reads of an image.
+_MAX_VARIABLE_BYTES = 128 * 1024
+_MAX_CONFIG_BYTES = 2**20
 _INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
 
 
@@ -117,6 +121,8 @@ def _manifest(directory: Path, index: dict[str, Any], depth: int) -> dict[str, A
     if not fitting:
         there = ", ".join("/".join(platform) for one in offers if (platform := _platform(one)))
         raise InvalidImage(f"the image is for {there}; this host runs {OS}/{ARCHITECTURE}")
+    if depth == 0 and _several(fitting):
+        raise InvalidImage("the archive must hold one image; save one by its name")
     chosen = next((one for one in fitting if _platform(one) is not None), fitting[0])
     document = _json(_blob(directory, chosen))
     if document.get("mediaType") in _INDEXES or "manifests" in document:
@@ -129,6 +135,16 @@ def _platform(descriptor: dict[str, Any]) -> tuple[str, str] | None:
     if not isinstance(platform, dict) or not platform.get("architecture"):
         return None
     return str(platform.get("os", OS)), str(platform["architecture"])
+
+
+def _several(offers: list[dict[str, Any]]) -> bool:
+    """Whether these are images, and not tags or variants of one."""
+    digests: dict[str, set[str]] = {}
+    for one in offers:
+        platform = one.get("platform") if _platform(one) is not None else None
+        digests.setdefault(str(platform.get("variant")) if platform else "", set()).add(str(one.get("digest")))
+    unnamed = digests.pop("", set())
+    return len(unnamed) > 1 or bool(unnamed and digests) or any(len(found) > 1 for found in digests.values())
 
 
 def _blob(directory: Path, descriptor: Any) -> Path:
@@ -179,17 +195,35 @@ def _contents(config_file: Path, blobs: list[Path]) -> Contents:
 def _config(given: Any) -> ImageConfig:
     if not isinstance(given, dict):
         raise InvalidImage("the image's config makes no sense")
-    env = dict(item.partition("=")[::2] for item in _texts(given.get("Env")))
+    env = dict(_variable(item) for item in _texts(given.get("Env")))
     labels = given.get("Labels")
-    return ImageConfig(
+    found = ImageConfig(
         env=env,
         user=str(given.get("User") or "root"),
-        workdir=str(given.get("WorkingDir") or "/"),
+        workdir=posixpath.join("/", str(given.get("WorkingDir") or "/")),
         entrypoint=_texts(given.get("Entrypoint")),
         cmd=_texts(given.get("Cmd")),
         labels={str(name): str(value) for name, value in labels.items()} if isinstance(labels, dict) else {},
         expose=sorted(given["ExposedPorts"]) if isinstance(given.get("ExposedPorts"), dict) else [],
     )
+    try:
+        said = found.model_dump_json()
+    except ValueError:  # half a surrogate pair
+        raise InvalidImage("the image's config holds what is no text") from None
+    if any("\0" in text for text in (*env, *env.values(), found.user, found.workdir, *found.entrypoint, *found.cmd)):
+        raise InvalidImage("the image's config holds a NUL, which no program can be given")
+    if len(said.encode()) > _MAX_CONFIG_BYTES:
+        raise InvalidImage(f"the image's variables, labels and commands come to more than {_MAX_CONFIG_BYTES} bytes")
+    return found
+
+
+def _variable(item: str) -> tuple[str, str]:
+    name, _, value = item.partition("=")
+    if not name:
+        raise InvalidImage(f"the image sets a variable without a name: {item[:100]!r}")
+    if len(item.encode(errors="replace")) >= _MAX_VARIABLE_BYTES:
+        raise InvalidImage(f"the image's variable {name[:100]!r} has more than {_MAX_VARIABLE_BYTES} bytes")
+    return name, value
 
 
 def _texts(given: Any) -> list[str]:

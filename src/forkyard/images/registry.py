@@ -1,7 +1,6 @@
 """Images out of registries, by `skopeo`.
 
-Owns: what it is called with, and what its failures mean. Credentials are in a file that only it can read, for as long as
-it runs.
+Owns: what it is called with, and what its failures mean. Credentials are in memory, for as long as it runs.
 """
 
 from __future__ import annotations
@@ -9,15 +8,23 @@ from __future__ import annotations
 import base64
 import json
 import os
-import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from forkyard.errors import Forbidden, ImageBuildFailed, ImageNotFound, InvalidImage, RegistryUnreachable
+from forkyard.errors import (
+    Forbidden,
+    ImageBuildFailed,
+    ImageNotFound,
+    InvalidImage,
+    InvalidRequest,
+    RegistryUnreachable,
+)
 from forkyard.images.oci import ARCHITECTURE, OS
 from forkyard.images.process import run
+from forkyard.models.bases import registry_of
 
 _TIMEOUT_S = 3600.0
 _UNREACHABLE = (
@@ -62,16 +69,13 @@ async def pull(
     options = ["--override-os", OS, "--override-arch", ARCHITECTURE, "--retry-times", "2"]
     if plain_http:
         options.append("--src-tls-verify=false")
-    with tempfile.TemporaryDirectory(prefix="forkyard-registry-", dir=_memory()) as scratch:
+    with ExitStack() as stack:
         if credentials is not None:
-            auth = Path(scratch) / "auth.json"
-            auth.touch(0o600)
-            secret = base64.b64encode(":".join(credentials).encode()).decode()
-            auth.write_text(json.dumps({"auths": {registry_of(ref): {"auth": secret}}}))
-            options += ["--src-authfile", str(auth)]
+            options += ["--src-authfile", stack.enter_context(_auth_file(registry_of(ref), credentials))]
         else:
             options.append("--src-no-creds")
-        copy = ("skopeo", "copy", "--quiet", *options, f"docker://{ref}", f"oci:{to}:image")
+        exact = re.sub(r":[^:/@]+(?=@)", "", ref)  # of a tag beside a digest only people make something
+        copy = ("skopeo", "copy", "--quiet", *options, f"docker://{exact}", f"oci:{to}:image")
         async with way_to(registry_of(ref)) as way:
             try:
                 await run(*way.entered, *copy, timeout_s=_TIMEOUT_S, env=way.env)
@@ -79,14 +83,16 @@ async def pull(
                 raise _understood(ref, error, way) from None
 
 
-def registry_of(ref: str) -> str:
-    first = ref.partition("/")[0]
-    named = "/" in ref and ("." in first or ":" in first or first == "localhost")
-    return first if named else "docker.io"
-
-
-def _memory() -> str | None:
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+@contextmanager
+def _auth_file(registry: str, credentials: tuple[str, str]) -> Iterator[str]:
+    """In memory: nothing is left of it, however this process ends."""
+    secret = base64.b64encode(":".join(credentials).encode()).decode()
+    fd = os.memfd_create("forkyard-registry")
+    try:
+        os.write(fd, json.dumps({"auths": {registry: {"auth": secret}}}).encode())
+        yield f"/proc/{os.getpid()}/fd/{fd}"
+    finally:
+        os.close(fd)
 
 
 def _understood(ref: str, error: ImageBuildFailed, way: Way) -> Exception:
@@ -95,10 +101,14 @@ def _understood(ref: str, error: ImageBuildFailed, way: Way) -> Exception:
     if (failed := way.failed()) is not None:
         return RegistryUnreachable(f"the registry {registry_of(ref)} cannot be reached: {failed}")
     said = error.message.rpartition("\n")[2][-500:]
+    if "invalid reference format" in said:
+        return InvalidRequest(f"{ref} cannot be the name of an image: registry/name:tag, or registry/name@sha256:…")
     if "no image found in" in said and "architecture" in said:
         return InvalidImage(f"{ref} is not for {OS}/{ARCHITECTURE}")
     if any(word in said for word in _REFUSED):
-        return Forbidden(f"the registry refuses {ref}; give a user and a password, or check its name")
+        return Forbidden(
+            f"the registry {registry_of(ref)} refuses {ref}; give a user and a password for it, or check the name"
+        )
     if any(word in said for word in _MISSING):
         return ImageNotFound(f"there is no image {ref} in its registry")
     if any(word in said for word in _UNREACHABLE):

@@ -8,6 +8,7 @@ that says what to do; how it went is told on stdout, as JSON.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -28,7 +29,20 @@ WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
 MAX_ENTRIES = 2_000_000
 _CHUNK_BYTES = 1 << 20
-_ANY_BYTES = 1 << 62  # the stream has a bound of its own
+#: Of one file, as its header says it: the stream has a bound of its own, but what is skipped is looked for to its end.
+_MAX_FILE_BYTES = 1 << 37
+#: What entries that do not fit together, or on any disk, come to.
+_UNFIT = frozenset(
+    [
+        errno.EEXIST,
+        errno.EINVAL,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOTDIR,
+        errno.ENOTEMPTY,
+    ]
+)
 _XATTRS = ("user.", "security.capability")
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
@@ -91,17 +105,23 @@ def _plain(file: IO[bytes]) -> Iterator[bytes]:
         yield chunk
 
 
+def _said(program: subprocess.Popen[bytes]) -> Iterator[bytes]:
+    assert program.stdout is not None
+    yield from _plain(program.stdout)
+    if program.wait() != 0:
+        raise Refused("a layer is cut off, or cannot be unpacked")
+
+
 def opened(path: str) -> Iterator[bytes]:
     """A layer, uncompressed. Programs that are needed for it are started now."""
-    file = open(path, "rb")  # noqa: SIM115
+    file: IO[bytes] = open(path, "rb", buffering=0)  # noqa: SIM115
     magic = file.read(4)
     file.seek(0)
     if magic.startswith(_GZIP):
         return _inflated(file)
     if magic == _ZSTD:
-        program = subprocess.Popen(["zstd", "-dcq"], stdin=file, stdout=subprocess.PIPE)
-        assert program.stdout is not None
-        return _plain(program.stdout)
+        # It goes on where we are in the file: nothing of that may have been read ahead.
+        return _said(subprocess.Popen(["zstd", "-dcq"], stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL))
     return _plain(file)
 
 
@@ -116,15 +136,22 @@ class Root:
         self._made = set()
         try:
             with tarfile.open(fileobj=stream, mode="r|", errorlevel=2, tarinfo=Member) as archive:  # type: ignore[call-overload]
-                for member in members(archive, most=MAX_ENTRIES, most_bytes=_ANY_BYTES):
+                for member in members(archive, most=MAX_ENTRIES, most_bytes=_MAX_FILE_BYTES):
                     archive.members.clear()  # it would keep all that it has seen
                     self._entries += 1
                     if self._entries > MAX_ENTRIES:
                         raise Refused(f"the image has more than {MAX_ENTRIES} files")
-                    self._entry(archive, member)
+                    try:
+                        self._entry(archive, member)
+                    except (ValueError, OverflowError) as error:
+                        raise Refused(f"{member.name[:200]!r} cannot be unpacked: {error}") from None
+                    except OSError as error:
+                        if error.errno in _UNFIT:
+                            raise Refused(f"{member.name[:200]!r} cannot be unpacked: {error.strerror}") from None
+                        raise
         except InvalidRequest as error:
             raise Refused(f"a layer cannot be taken: {error.message}") from None
-        except (tarfile.TarError, EOFError, RecursionError) as error:
+        except (tarfile.TarError, EOFError, RecursionError, ValueError) as error:
             raise Refused(f"a layer is cut off or no tar archive: {error}") from None
         while stream.read(_CHUNK_BYTES):
             pass
@@ -138,9 +165,12 @@ class Root:
         if name == OPAQUE:
             self._clear(parent)
         elif name.startswith(WHITEOUT):
-            _remove(posixpath.join(parent, name.removeprefix(WHITEOUT)))
+            gone = name.removeprefix(WHITEOUT)
+            if gone in ("", ".", ".."):
+                raise Refused(f"{member.name!r} takes away what is no file")
+            _remove(posixpath.join(parent, gone))
         elif path != "/":
-            os.makedirs(parent, exist_ok=True)
+            _directory(parent)
             self._make(archive, member, path)
             self._made.add(path)
         else:
@@ -207,6 +237,17 @@ def _checked(name: str) -> str:
     return posixpath.normpath("/" + name)
 
 
+def _directory(path: str) -> None:
+    """With all above it. A link to one that is not there, such as `sbin -> usr/sbin`, leads there from now on."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except (FileExistsError, FileNotFoundError):
+        try:
+            os.makedirs(os.path.realpath(path), exist_ok=True)
+        except RecursionError:
+            raise Refused(f"{path[:200]!r} leads through too many links") from None
+
+
 def _remove(path: str) -> None:
     try:
         if os.path.isdir(path) and not os.path.islink(path):
@@ -216,10 +257,10 @@ def _remove(path: str) -> None:
     except FileNotFoundError:
         pass
     except NotADirectoryError:
-        raise Refused(f"{path} lies below a file") from None
+        raise Refused(f"{path!r} lies below a file") from None
 
 
-def _finish(files: dict[str, str], links: dict[str, str], defaults: dict[str, str]) -> bool:
+def _finish(files: dict[str, str], links: dict[str, str], defaults: dict[str, str], workdir: str) -> bool:
     """What makes a machine of it. Returns whether systemd is in it."""
     systemd = next((path for path in ("/usr/lib/systemd/systemd", "/lib/systemd/systemd") if _runs(path)), None)
     if systemd is not None:
@@ -230,17 +271,21 @@ def _finish(files: dict[str, str], links: dict[str, str], defaults: dict[str, st
             os.mkdir(f"/{name}", 0o700 if name == "root" else 0o755)
             if name == "tmp":
                 os.chmod("/tmp", 0o1777)
+    try:
+        _directory(workdir)  # Docker makes it, too
+    except OSError as error:
+        raise Refused(f"the image's working directory {workdir[:200]!r} cannot be made: {error.strerror}") from None
     for path, content in {
         **files,
         **{path: text for path, text in defaults.items() if not os.path.lexists(path)},
     }.items():
-        os.makedirs(posixpath.dirname(path), exist_ok=True)
+        _directory(posixpath.dirname(path))
         _remove(path)
         with open(path, "x") as out:
             out.write(content)
         os.chmod(path, 0o644)
     for path, target in links.items():
-        os.makedirs(posixpath.dirname(path), exist_ok=True)
+        _directory(posixpath.dirname(path))
         _remove(path)
         os.symlink(target, path)
     return systemd is not None
@@ -268,11 +313,13 @@ def main() -> None:
         for stream, diff_id in layers:
             root.layer(stream, diff_id)
         root.layer(runtime, None)
-        answer: dict[str, Any] = {"systemd": _finish(task["files"], task["links"], task["defaults"])}
+        systemd = _finish(task["files"], task["links"], task["defaults"], task["workdir"])
+        answer: dict[str, Any] = {"systemd": systemd}
     except Refused as error:
         answer = {"refused": str(error)}
     except OSError as error:
-        answer = {"failed": f"{error.strerror}: {error.filename}"}
+        told = f"{error.strerror}: {error.filename!r}"
+        answer = {"refused": f"it makes no machine: {told}"} if error.errno in _UNFIT else {"failed": told}
     json.dump(answer, sys.stdout)
 
 

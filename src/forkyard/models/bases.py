@@ -13,6 +13,9 @@ from forkyard.models.texts import Digest, Mode, Name, Owner, Part, Path, Setting
 MAX_DOCKERFILE_CHARS = 512 * 1024
 #: `registry.example:5000/name:tag`, `name@sha256:…`, or the id of an image that was imported.
 Reference = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$", min_length=1, max_length=512)]
+RegistryName = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?$", max_length=263)
+]
 Port = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,5}(-[0-9]{1,5})?(/(tcp|udp|sctp))?$")]
 
 
@@ -76,11 +79,26 @@ class ConfigStep(Part):
     stop_signal: str | None = Field(None, max_length=32)
 
 
+def registry_of(ref: str) -> str:
+    """Where a reference leads, as Docker reads it."""
+    first = ref.partition("/")[0]
+    named = "/" in ref and ("." in first or ":" in first or first == "localhost")
+    return first if named else "docker.io"
+
+
 class RegistryAuth(Request):
     """Used for this one request; never written down."""
 
     username: str = Field(max_length=256)
     password: SecretStr = Field(max_length=65536)
+    registry: RegistryName | None = Field(
+        None,
+        description="The only one that is told them, as references name it: `registry.example:5000`. Default: the one that "
+        "all images of the request are in.",
+    )
+
+    def is_for(self, ref: str) -> bool:
+        return self.registry is None or self.registry.lower() == registry_of(ref).lower()
 
 
 class ImageConfig(Answer):

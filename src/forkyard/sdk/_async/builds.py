@@ -88,14 +88,14 @@ class AsyncBuilds:
         skip_cache: bool = False,
         network: validation.Network | None = None,
         identity: str | None = None,
-        registry: tuple[str, str] | None = None,
+        registry: tuple[str, str] | tuple[str, str, str] | None = None,
         secrets: Mapping[str, Secret | Mapping[str, Any]] | None = None,
         allow_secrets: bool = False,
     ) -> AsyncBuild:
         """Begin a build. `network`: what it may reach; sandboxes made of it have their own. With an `identity`, hosted
-        repositories that it may read can be cloned. `registry`: user and password for images of a private registry.
-        `secrets`: stored ones it may use, as sandboxes do. A layer that holds the value of a stored secret is refused,
-        unless `allow_secrets`."""
+        repositories that it may read can be cloned. `registry`: user and password for images of a private registry,
+        and its name as third if images of others are needed too. `secrets`: stored ones it may use, as sandboxes do. A
+        layer that holds the value of a stored secret is refused, unless `allow_secrets`."""
         await send_ahead(self._transport, spec)
         body = self._body(spec, skip_cache)
         if registry is not None:
@@ -118,7 +118,7 @@ class AsyncBuilds:
         spec: Spec | SpecModel | Mapping[str, Any],
         *,
         skip_cache: bool = False,
-        registry: tuple[str, str] | None = None,
+        registry: tuple[str, str] | tuple[str, str, str] | None = None,
         allow_secrets: bool = False,
     ) -> list[LayerInfo]:
         """Which layers are in the cache, and why the others are not. Builds nothing, but imports the images it needs."""

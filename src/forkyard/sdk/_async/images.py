@@ -43,9 +43,9 @@ class AsyncImages:
         await self._transport.request("DELETE", f"/images/{wire.segment(image)}")
 
 
-def credentials(registry: tuple[str, str]) -> dict[str, str]:
-    """User and password, as the API wants them."""
-    return {"username": registry[0], "password": registry[1]}
+def credentials(registry: tuple[str, str] | tuple[str, str, str]) -> dict[str, str]:
+    """User and password, and perhaps the registry they are for, as the API wants them."""
+    return dict(zip(("username", "password", "registry"), registry, strict=False))
 
 
 async def send_ahead(transport: AsyncTransport, spec: Spec | SpecModel | Mapping[str, Any]) -> None:

@@ -142,7 +142,7 @@ class Sandboxes:
         env: Mapping[str, str] | None = None,
         snapshot: Snapshot | str | None = None,
         spec: Spec | Mapping[str, Any] | None = None,
-        registry: tuple[str, str] | None = None,
+        registry: tuple[str, str] | tuple[str, str, str] | None = None,
         idle_timeout_s: float | None = 300.0,
         ttl_s: float | None = None,
         on_ttl: OnTtl = "delete",
@@ -165,11 +165,11 @@ class Sandboxes:
         `env` is set for every command in it. With a `snapshot` (the object, its id or its name) it goes on from there,
         processes and all, in the shape of the snapshot. A `spec` is built in layers first, once; later creates start from
         the last one, with its services running; `registry` is a user and a password for images of a private registry, and
-        is kept nowhere. After `idle_timeout_s` without activity it goes to sleep, and
-        the next call wakes it (None: never); after `ttl_s` it is deleted, or paused (`on_ttl`). `persistence`: `ephemeral`
-        is deleted when it pauses or stops, `until-stopped` when it stops; of the `sticky` ones the lowest `priority` gives
-        way when the disk is full; `persistent` never does. `checkpoint_every_s` takes a snapshot that often and keeps the
-        last `checkpoints_kept`.
+        its name as third if images of others are needed too; it is kept nowhere. After `idle_timeout_s` without activity
+        it goes to sleep, and the next call wakes it (None: never); after `ttl_s` it is deleted, or paused (`on_ttl`).
+        `persistence`: `ephemeral` is deleted when it pauses or stops, `until-stopped` when it stops; of the `sticky` ones
+        the lowest `priority` gives way when the disk is full; `persistent` never does. `checkpoint_every_s` takes a
+        snapshot that often and keeps the last `checkpoints_kept`.
 
         `network`: what may leave and enter: the name of a preset, an `EgressPolicy` or a `NetworkPolicy`. Default: the
         preset `coding`; with a snapshot, what its sandbox has. `secrets` are variables whose value never enters the
