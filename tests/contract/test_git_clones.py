@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,7 +19,9 @@ from forkyard import (
     FileConflict,
     Forbidden,
     Forkyard,
+    GitFailed,
     GitRepo,
+    HostFailure,
     InvalidRequest,
     RemoteDenied,
     RemoteFailed,
@@ -26,6 +31,7 @@ from forkyard import (
     Secret,
     Spec,
 )
+from forkyard.git.clones import _archived
 
 from .git_yard import GitYard
 from .sdk_daemon import Daemon, running_daemon
@@ -78,7 +84,7 @@ def public(yard: GitYard) -> str:
     return yard.url(filled(yard, visibility="public"), "")
 
 
-def test_a_hosted_repository_is_there_by_its_name_and_calls_the_inner_address_its_origin(
+def test_a_hosted_repository_is_there_by_its_name_and_calls_an_inner_address_that_stays_its_origin(
     fy: Forkyard, here: GitYard, tmp_path: Path
 ) -> None:
     name, path = filled(here), tmp_path / "app"
@@ -86,7 +92,8 @@ def test_a_hosted_repository_is_there_by_its_name_and_calls_the_inner_address_it
     assert (path / "a.txt").read_text() == "second\n"
     git = f"git -C {path}"
     assert sbx.exec(f"{git} status --porcelain --branch").stdout == "## main...origin/main\n"
-    assert sbx.exec(f"{git} remote get-url origin").stdout == f"http://git.forkyard.internal/{name}.git\n"
+    repo_id = fy.git.repo(name).id  # of its name it may get another
+    assert sbx.exec(f"{git} remote get-url origin").stdout == f"http://git.forkyard.internal/{repo_id}.git\n"
     assert sbx.exec(f"{git} fsck --strict").exit_code == 0
     assert here.daemon.key not in (path / ".git" / "config").read_text()
 
@@ -126,6 +133,78 @@ def test_the_second_clone_comes_from_the_mirror_and_has_what_is_new(
     assert (tmp_path / "two" / "a.txt").read_text() == "third\n"
     assert before < {path.name for path in mirrors.glob("*.git/objects/pack/*.pack")}
     assert not list((daemons[0].root / "state" / "git" / "clones").iterdir())
+
+
+@pytest.mark.parametrize("damage", ["lock", "head", "objects"])
+def test_a_mirror_that_is_damaged_is_made_anew(
+    fy: Forkyard, there: GitYard, daemons: tuple[Daemon, Daemon], tmp_path: Path, damage: str
+) -> None:
+    url, mirrors = public(there), daemons[0].root / "state" / "git" / "mirrors"
+    before = set(mirrors.glob("*.git"))
+    fy.sandboxes.create(git=[GitRepo(url, str(tmp_path / "one"))], network=LOOPBACK)
+    (mirror,) = set(mirrors.glob("*.git")) - before
+    work = tmp_path / f"work-{url.rpartition('/')[2].removesuffix('.git')}"
+    there.commit(work, {"a.txt": "third\n"}, "third")
+    there.run("push", "--quiet", cwd=work)
+    if damage == "lock":
+        (mirror / "refs" / "heads" / "main.lock").touch()
+    elif damage == "head":
+        (mirror / "HEAD").write_text("?")
+    else:
+        for pack in mirror.glob("objects/pack/*"):
+            pack.unlink()
+    fy.sandboxes.create(git=[GitRepo(url, str(tmp_path / "two"))], network=LOOPBACK)
+    assert (tmp_path / "two" / "a.txt").read_text() == "third\n"
+
+
+@pytest.mark.parametrize(("rev", "head"), [("refs/heads/side", "side"), ("refs/tags/v1", "HEAD")])
+@pytest.mark.parametrize("hosted", [True, False])
+def test_a_revision_may_be_a_whole_ref(
+    fy: Forkyard, here: GitYard, there: GitYard, tmp_path: Path, rev: str, head: str, hosted: bool
+) -> None:
+    url, path = filled(here) if hosted else public(there), tmp_path / "app"
+    sbx = fy.sandboxes.create(git=[GitRepo(url, str(path), rev)], network=LOOPBACK)
+    assert (path / "a.txt").read_text() == "first\n"
+    assert sbx.exec(f"git -C {path} rev-parse --abbrev-ref HEAD").stdout.strip() == head
+
+
+@pytest.mark.parametrize("fields", [{"rev": "+main:refs/x"}, {"depth": 10**30}, {"rev": "a b"}])
+def test_what_git_would_take_for_something_else_is_refused(here: GitYard, fields: dict[str, Any]) -> None:
+    with here.api as api:
+        assert api.post("/sandboxes", json={"git": [{"url": "app", **fields}]}).status_code == 422
+
+
+def test_a_hosted_repository_is_known_by_every_address_of_it(here: GitYard) -> None:
+    hosted_name, port = here.daemon.hosting.clones.hosted_name, here.daemon.port
+    for url in (
+        "app",
+        "http://git.forkyard.internal/app.git/",
+        *(f"http://{host}:{port}/git/app.git/" for host in ("127.0.0.1", "localhost", "[::1]")),
+    ):
+        assert hosted_name(url) == "app", url
+    for url in (
+        f"http://localhost:{port}/app.git",
+        f"http://localhost:{port + 1}/git/app.git",
+        "http://a:x/git/app",
+        "http://[/git/app",
+        "https://example.com/git/app.git",
+    ):
+        assert hosted_name(url) is None, url
+
+
+def test_a_repository_that_is_too_large_for_a_mirror_is_cloned_without(
+    fy: Forkyard, there: GitYard, daemons: tuple[Daemon, Daemon], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = next(_names)
+    there.repo(name, visibility="public")
+    there.commit(there.clone(name, "large"), {"noise": os.urandom(200_000)})
+    there.run("push", "--quiet", cwd=tmp_path / "large")
+    monkeypatch.setattr(daemons[0].hosting.clones._mirrors, "_budget_bytes", 100_000)
+    mirrors = daemons[0].root / "state" / "git" / "mirrors"
+    before = set(mirrors.iterdir())
+    fy.sandboxes.create(git=[GitRepo(there.url(name, ""), str(tmp_path / "app"))], network=LOOPBACK)
+    assert (tmp_path / "app" / "noise").stat().st_size == 200_000
+    assert set(mirrors.iterdir()) <= before
 
 
 def test_a_clone_goes_only_where_the_sandbox_may_also_if_there_is_a_mirror(
@@ -189,6 +268,36 @@ def test_what_cannot_be_cloned_is_told_by_its_kind(
         fy.sandboxes.create(git=["https://me:token@example.com/a.git"])
     with pytest.raises(InvalidRequest, match="two repositories"):
         fy.sandboxes.create(git=["a", "b"])
+
+
+def test_a_machine_without_git_is_told_so_and_an_empty_repository_needs_none(
+    fy: Forkyard, here: GitYard, tmp_path: Path
+) -> None:
+    bare = tmp_path / "bin"
+    bare.mkdir()
+    for name in ("sh", "bash", "install", "ls"):
+        (bare / name).symlink_to(str(shutil.which(name)))
+    with pytest.raises(GitFailed, match=r"has no git; install it .*apt"):
+        fy.sandboxes.create(git=[GitRepo(filled(here), str(tmp_path / "app"))], env={"PATH": str(bare)})
+    here.repo("nothing-in-it")
+    fy.sandboxes.create(git=[GitRepo("nothing-in-it", str(tmp_path / "empty"))], env={"PATH": str(bare)})
+    assert [entry.name for entry in (tmp_path / "empty").iterdir()] == [".git"]
+
+
+@pytest.mark.parametrize(("code", "whole"), [(0, True), (1, True), (2, False)])
+def test_a_clone_whose_packs_are_linked_again_meanwhile_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, whole: bool
+) -> None:
+    (tmp_path / "a" / ".git").mkdir(parents=True)
+    (tmp_path / "tar").write_text(f'#!/bin/sh\n{shutil.which("tar")} "$@"\nexit {code}\n')
+    (tmp_path / "tar").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    async def read() -> bytes:
+        return b"".join([chunk async for chunk in _archived(tmp_path / "a" / ".git")])
+
+    with contextlib.nullcontext() if whole else pytest.raises(HostFailure):
+        assert b".git/" in asyncio.run(read())
 
 
 def test_a_credential_opens_a_private_repository_and_is_nowhere_in_the_clone(

@@ -663,7 +663,17 @@ def test_a_repository_begins_with_another(fy: Forkyard, yard: GitYard) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["/etc", "file:///etc", "ext::sh -c id", "--upload-pack=id", "https://", "ssh://-oProxyCommand=x/y", "x y"]
+    "url",
+    [
+        "/etc",
+        "file:///etc",
+        "ext::sh -c id",
+        "--upload-pack=id",
+        "https://",
+        "ssh://-oProxyCommand=x/y",
+        "x y",
+        "http://[/a",
+    ],
 )
 def test_a_url_that_reads_this_machine_or_runs_a_program_is_refused(fy: Forkyard, url: str) -> None:
     with pytest.raises(forkyard.InvalidRequest):

@@ -246,7 +246,12 @@ def test_what_a_daemon_that_died_had_no_time_to_tell_is_told_by_the_next(yard: G
         control=yard.daemon._control,
         outward=yard.daemon.outward,
     )
-    yard.daemon._run(next_one.start())
+
+    async def start() -> None:
+        await next_one.start()
+        next_one.automation.deliver()
+
+    yard.daemon._run(start())
     items = log(yard, "crash", made, ended(3))
     assert [(item["event"], item["ref"]) for item in items[1:]] == [
         ("push", "refs/heads/main"),

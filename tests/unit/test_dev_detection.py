@@ -53,6 +53,13 @@ def package(script: str | None = "node server.js", name: str = "dev", **fields: 
         ([], package("tsc && FOO=1 npx vite"), "npm", NPM_INSTALL, "npm run dev -- --port 4000"),
         ([], package("vite --port 4000"), "npm", NPM_INSTALL, "npm run dev"),
         ([], package("next dev"), "npm", NPM_INSTALL, "npm run dev -- --port 4000"),
+        ([], package("react-router dev"), "npm", NPM_INSTALL, "npm run dev -- --port 4000"),
+        ([], package("npx -y vite@7"), "npm", NPM_INSTALL, "npm run dev -- --port 4000"),
+        ([], package("pnpm exec vite"), "npm", NPM_INSTALL, "npm run dev -- --port 4000"),
+        (["bun.lock"], package("bun --bun vite"), "bun", "bun install --frozen-lockfile", "bun run dev --port 4000"),
+        ([], package("yarn serve"), "npm", NPM_INSTALL, "npm run dev"),
+        ([], f"\ufeff{package()}", "npm", NPM_INSTALL, "npm run dev"),
+        (["web.js"], package(None, main="./web.js"), "npm", NPM_INSTALL, "node web.js"),
         ([], package("vite & node api.js"), "npm", NPM_INSTALL, "npm run dev"),
         ([], package("echo 'half"), "npm", NPM_INSTALL, "npm run dev"),
         (["server.js"], package(None), "npm", NPM_INSTALL, "node server.js"),
@@ -115,6 +122,23 @@ def test_python_and_plain_files(
 ) -> None:
     found = detect([*texts, *more], texts, port=4000)
     assert (found.manager, found.install, found.command) == (manager, install, command)
+
+
+@pytest.mark.parametrize(
+    ("more", "install", "command"),
+    [
+        ({"index.html": ""}, None, "python3 -m http.server 4000 --bind 127.0.0.1"),
+        ({"requirements.txt": "", "manage.py": ""}, PIP, ".venv/bin/python manage.py runserver 127.0.0.1:4000"),
+        ({"app.py": "app = Flask(__name__)"}, None, "flask --app app:app run --port 4000 --debug"),
+        ({"manage.py": "", "server.js": ""}, NPM_INSTALL, "node server.js"),
+    ],
+)
+def test_a_package_json_that_starts_nothing_hides_nothing(
+    more: dict[str, str], install: str | None, command: str
+) -> None:
+    texts = {"package.json": package(None), **more}
+    found = detect(list(texts), texts, port=4000)
+    assert (found.install, found.command) == (install, command)
 
 
 def test_a_package_manager_is_fetched_also_where_there_is_nothing_to_install() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any, cast
 
 from forkyard.git.actions import Actions
 from forkyard.git.deliveries import Deliveries, Patience
 from forkyard.git.triggers import Triggers
+from forkyard.models.git_triggers import DevServerAction
 from forkyard.store.sql import Store
 from forkyard.store.triggers import DeliveryRecord
 
@@ -59,6 +61,12 @@ class SlowStore:
 class Watching:
     def __init__(self) -> None:
         self.news = asyncio.Event()
+
+
+def test_an_action_that_nothing_does_yet_is_tried_again_soon() -> None:
+    actions = Actions(cast(Any, None), cast(Any, None), cast(Any, SimpleNamespace(create=None)))
+    outcome = asyncio.run(actions.perform(cast(Any, None), DevServerAction(dev_server_id="dev1"), DELIVERY))
+    assert not outcome.ok and outcome.retry and "dev_server" in str(outcome.error)
 
 
 def test_an_attempt_that_ends_while_the_store_is_read_is_not_begun_again() -> None:

@@ -59,6 +59,7 @@ async def dev_servers(control: ControlPlane, hosting: GitHosting, builds: Builds
     servers = DevServers(control, hosting, maker(control, builds))
     register(hosting, control, builds, servers)
     await servers.start()
+    hosting.automation.deliver()
     try:
         yield servers
     finally:

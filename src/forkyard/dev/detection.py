@@ -39,10 +39,18 @@ _PORT_OPTION = {
     "parcel": "--port",
     "vue-cli-service": "--port",
     "next": "--port",
+    "react-router": "--port",
+    "vitepress": "--port",
+    "gatsby": "--port",
+    "eleventy": "--port",
+    "wrangler": "--port",
     "http-server": "-p",
     "serve": "-l",
 }
 _RUNNERS = frozenset({"npx", "bunx", "pnpx", "cross-env", "env", "exec"})
+_RUN_BY = frozenset(
+    {("pnpm", "exec"), ("pnpm", "dlx"), ("yarn", "exec"), ("yarn", "dlx"), ("bun", "x"), ("bun", "--bun")}
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,10 @@ class Setup:
 def detect(names: Collection[str], texts: Mapping[str, str], *, port: int, command: str | None = None) -> Setup:
     """`names`: the files at the top; `texts`: of those in `READ` that are there. `command`: if it is given, only how to
     install is found out."""
-    tool, install, serve = _javascript(names, texts, port) or _python(names, texts, port) or _static(names, port)
+    found = [_javascript(names, texts, port), _python(names, texts, port), _static(names, port)]
+    ways = [way for way in found if way is not None]
+    # The first that can be started: a package.json may be there for tools alone.
+    tool, install, serve = next((way for way in ways if way[2] is not None), ways[0])
     if command is None and serve is None:
         raise InvalidRequest(
             "how to start this repository cannot be told: it has no `dev`, `start` or `serve` script in package.json, no "
@@ -105,7 +116,8 @@ def _script(names: Collection[str], package: Mapping[str, Any], tool: Tool, port
         given = "" if option is None else f"{' --' if tool.manager == 'npm' else ''} {option} {port}"
         return f"{tool.manager} run {name}{given}"
     runtime = "bun" if tool.manager == "bun" else "yarn node" if tool.modern_yarn else "node"
-    entry = next((entry for entry in (_text(package.get("main")), *_ENTRIES) if entry and entry in names), None)
+    main = _text(package.get("main")).removeprefix("./")
+    entry = next((entry for entry in (main, *_ENTRIES) if entry and entry in names), None)
     return None if entry is None else f"{runtime} {shlex.quote(entry)}"
 
 
@@ -115,11 +127,16 @@ def _program(script: str) -> str:
         words = shlex.split(re.split(r"&&|\|\||[;|&]", script)[-1])
     except ValueError:
         return ""
-    while words and (words[0] in _RUNNERS or "=" in words[0] or words[0].startswith("-")):
-        words.pop(0)
+    while words:
+        if tuple(words[:2]) in _RUN_BY:
+            del words[:2]
+        elif words[0] in _RUNNERS or "=" in words[0] or words[0].startswith("-"):
+            del words[0]
+        else:
+            break
     if not words or any(word.startswith(("--port", "-p", "-l")) for word in words[1:]):
         return ""
-    return words[0].rpartition("/")[2]
+    return words[0].rpartition("/")[2].partition("@")[0]
 
 
 # ── Python ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -166,7 +183,7 @@ def _static(names: Collection[str], port: int) -> _Found:
 
 def _json(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        found = json.loads(text.removeprefix("\ufeff"))
     except (ValueError, RecursionError):
         raise InvalidRequest("package.json is no JSON", field="repo") from None
     return found if isinstance(found, dict) else {}

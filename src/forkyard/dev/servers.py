@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import structlog
 
@@ -22,23 +23,27 @@ from forkyard.control import services
 from forkyard.control.commands import Finished, run
 from forkyard.control.identities import Principal
 from forkyard.control.plane import ControlPlane
-from forkyard.dev.detection import MANIFESTS, READ, Setup, detect
+from forkyard.dev import answers
+from forkyard.dev.checkout import WRITTEN, Checkout, Left
+from forkyard.dev.detection import READ, Setup, detect
 from forkyard.errors import (
     DevServerFailed,
     DevServerNotFound,
     ForkyardError,
     InvalidRequest,
     NotFound,
+    ServiceNotReady,
     StateConflict,
 )
 from forkyard.git import repositories, triggers
 from forkyard.git.actions import CreateSandbox
+from forkyard.git.clones import inner_url
 from forkyard.git.hosting import GitHosting
 from forkyard.git.repositories import Repo
 from forkyard.git.webhooks import Outcome
 from forkyard.guest.base import ExecSpec, Guest
 from forkyard.lifecycle import State
-from forkyard.models import SandboxCreate, SandboxInfo
+from forkyard.models import SandboxInfo
 from forkyard.models.dev_servers import DevServerCreate, DevServerInfo
 from forkyard.models.git import GitSource, RepoCreate
 from forkyard.models.git_triggers import Action, DevServerAction, TriggerCreate
@@ -53,6 +58,8 @@ SERVICE = "dev-server"
 LABEL = "forkyard.dev-server"
 GIT_S = 600.0
 INSTALL_S = 3600.0
+#: In the clone's `.git`, for as long as a reload takes.
+BROUGHT = ".git/forkyard-fetch"
 _MAX_TEXT_BYTES = 2**20
 
 
@@ -70,6 +77,8 @@ class DevServers:
         for record in await self._store.list_dev_servers():
             if record.state == "starting":
                 await self._abandon(record.id)
+            elif "sandbox" in record.request:  # an older daemon kept all of it
+                await self._changed(record.id, request=_kept(record.request))
 
     async def stop(self) -> None:
         making = list(self._making.values())
@@ -82,9 +91,8 @@ class DevServers:
     async def create(self, request: DevServerCreate, by: Principal) -> DevServerInfo:
         """Returns when it answers. It is made also if its caller goes away."""
         now, server_id = datetime.now(UTC), "dev" + secrets.token_hex(8)
-        record = DevServerRecord(
-            server_id, request.name or server_id, by.id, request.model_dump(mode="json"), created_at=now, updated_at=now
-        )
+        asked = _kept(request.model_dump(mode="json"))
+        record = DevServerRecord(server_id, request.name or server_id, by.id, asked, created_at=now, updated_at=now)
         await self._store.add_dev_server(record)
         task = asyncio.create_task(self._create(record, request, by), name=f"dev server {server_id}")
         self._making[server_id] = task
@@ -106,7 +114,7 @@ class DevServers:
             async with self._control.sandboxes.use(sandbox.id) as guest:
                 setup = await self._set_up(guest, request)
                 branch, sha = await _where(guest, request)
-                await services.put(guest, [self._service(request, setup)])
+                await self._start(guest, request, setup)
             record = await self._changed(
                 record.id,
                 repo_id=None if repo is None else repo.id,
@@ -122,7 +130,15 @@ class DevServers:
                 await self._hosting.triggers.create(repo, wanted, by, trigger_id=trigger_id)
             record = await self._changed(record.id, state="running")
             undo.pop_all()
-        return record
+        return record if record.trigger_id is None or repo is None else await self._caught_up(record, repo)
+
+    async def _caught_up(self, record: DevServerRecord, repo: Repo) -> DevServerRecord:
+        """With what was pushed while it was made: no trigger told of it, or it was not up yet."""
+        head = (await self._hosting.refs.shas(repo)).get(f"refs/heads/{record.branch}")
+        if head is not None and head != record.sha:
+            with contextlib.suppress(ForkyardError):  # it is in the record
+                await self.reload(record.id, pushed=True)
+        return await self._record(record.id)
 
     async def _source(self, record: DevServerRecord, request: DevServerCreate, by: Principal) -> Repo | None:
         """The hosted repository it is made of. None: it is elsewhere."""
@@ -134,9 +150,26 @@ class DevServers:
         template = self._hosting.clones.hosted_name(request.template_repo)
         if template is None:
             wanted = RepoCreate(name=request.repo, source=GitSource(url=request.template_repo))
-            return await self._hosting.create(wanted, by, repo_id=repo_id)
+            return await self._hosting.create(wanted, by, repo_id=repo_id, password=await self._password(request))
         source = await self._hosting.repositories.get(template)
         return await self._hosting.copy(source, request.repo, repo_id=repo_id)
+
+    async def _password(self, request: DevServerCreate) -> str | None:
+        """For the template: a stored secret, or one that the sandbox is given."""
+        if request.secret is None:
+            return None
+        if not (request.template_repo or "").startswith(("http://", "https://")):
+            raise InvalidRequest("a secret is for http and https", field="secret")
+        own = request.sandbox.secrets.get(request.secret)
+        if own is not None and own.value is not None:
+            return own.value
+        try:
+            return await self._control.secrets.stored(request.secret)
+        except NotFound:
+            raise InvalidRequest(
+                f"there is no secret {request.secret!r}; store it first: forkyard secrets set {request.secret}",
+                field="secret",
+            ) from None
 
     async def _machine(
         self, record: DevServerRecord, request: DevServerCreate, repo: Repo | None, branch: str | None
@@ -151,8 +184,12 @@ class DevServers:
     async def _set_up(self, guest: Guest, request: DevServerCreate) -> Setup:
         """Found out, and installed."""
         names = [entry.name for entry in await guest.list_dir(request.path) if entry.type in ("file", "symlink")]
-        texts = {name: await _text(guest, f"{request.path}/{name}") for name in READ if name in names}
-        found = detect(names, texts, port=request.port, command=request.command)
+        checkout = self._checkout(guest, request)
+        left = await checkout.left() if WRITTEN.intersection(names) else Left(frozenset(), frozenset())
+        # A lockfile that is not the repository's says nothing of what is in it now.
+        kept = [name for name in names if name not in left.all]
+        texts = {name: await _text(guest, f"{request.path}/{name}") for name in READ if name in kept}
+        found = detect(kept, texts, port=request.port, command=request.command)
         install, script = found.install, found.script
         if request.install is not None:
             install = script = request.install or None
@@ -163,8 +200,19 @@ class DevServers:
             if command is not None:
                 done = await self._run(guest, request, command, INSTALL_S, user=user)
                 if not done.ok:
-                    raise DevServerFailed(f"{what} {done.why(INSTALL_S)}: {_last(done)}", log=done.tail)
+                    said = answers.ended(done.tail) or "it printed nothing"
+                    raise DevServerFailed(f"{what} {done.why(INSTALL_S)}:\n{said}", log=done.tail)
+        await checkout.installed((WRITTEN - set(names)) | left.ours)
         return Setup(found.manager, install, found.command)
+
+    def _checkout(self, guest: Guest, request: DevServerCreate) -> Checkout:
+        return Checkout(lambda script: self._run(guest, request, script, GIT_S), request.path)
+
+    async def _start(self, guest: Guest, request: DevServerCreate, setup: Setup) -> None:
+        try:
+            await services.put(guest, [self._service(request, setup)])
+        except ServiceNotReady as error:
+            raise await answers.explained(error, guest, request) from None
 
     def _service(self, request: DevServerCreate, setup: Setup) -> Service:
         return Service(
@@ -174,7 +222,7 @@ class DevServers:
             user=request.user or "root",
             env={**self._env(request), **request.env},
             restart="always",
-            ready=_answers(request.port),
+            ready=answers.asked(request.port),
             ready_timeout_s=request.ready_timeout_s,
         )
 
@@ -204,40 +252,52 @@ class DevServers:
                 raise StateConflict(f"dev server {record.name} is not up yet; try again when it is")
             request = DevServerCreate.model_validate(record.request)
             try:
-                async with self._control.sandboxes.use(record.sandbox_id) as guest:
-                    changes = await self._reloaded(guest, record, request, pushed=pushed)
+                async with (
+                    self._control.sandboxes.use(record.sandbox_id) as guest,
+                    self._place(guest, record, request) as place,
+                ):
+                    changes = await self._reloaded(guest, record, request, place, pushed=pushed)
             except ForkyardError as error:
                 await self._store.change_dev_server(record.id, error=error.message[:2000])
                 raise
             return await self._info(await self._changed(record.id, error=None, **changes))
 
+    @contextlib.asynccontextmanager
+    async def _place(self, guest: Guest, record: DevServerRecord, request: DevServerCreate) -> AsyncIterator[str]:
+        """What is fetched from. A repository elsewhere whose credential its machine has not is brought there."""
+        sandbox = None if record.sandbox_id is None else await self._store.sandbox(record.sandbox_id)
+        if record.repo_id is not None:
+            yield inner_url(record.repo_id)
+            return
+        if request.secret is None or sandbox is None or request.secret in sandbox.secrets:
+            yield "origin"
+            return
+        clone = request.clone(request.repo or "", record.branch).model_copy(
+            update={"path": f"{request.path}/{BROUGHT}"}
+        )
+        remove = f"rm -rf -- {BROUGHT}"
+        await self._run(guest, request, remove, GIT_S)  # that of a daemon that died
+        try:
+            async with self._hosting.clones.making(sandbox, [clone], files=False) as put:
+                await put(guest)
+            yield f"./{BROUGHT}/.git"
+        finally:
+            await self._run(guest, request, remove, GIT_S)
+
     async def _reloaded(
-        self, guest: Guest, record: DevServerRecord, request: DevServerCreate, *, pushed: bool
+        self, guest: Guest, record: DevServerRecord, request: DevServerCreate, place: str, *, pushed: bool
     ) -> dict[str, object]:
-        branch = shlex.quote(record.branch)
-        # Twice, for somebody in there may be fetching too.
-        fetch = f"git fetch -q origin {branch}"
-        script = f"{{ {fetch} 2>/dev/null || {{ sleep 1; {fetch}; }}; }} && git merge -q --ff-only FETCH_HEAD"
-        done = await self._run(guest, request, script, GIT_S)
-        if not done.ok:
-            raise DevServerFailed(
-                f"{request.path} cannot be brought to the head of {record.branch}: {' '.join(done.tail.split())[-1000:]}; "
-                "commit, stash or undo what was changed there",
-                log=done.tail,
-            )
-        _, sha = await _where(guest, request)
+        checkout = self._checkout(guest, request)
+        before, sha = await checkout.forward(record.branch, place)
+        if pushed and before == sha == record.sha and record.error is None:
+            return {}  # an earlier push of several has brought it here
         setup = Setup(**record.setup)
-        installs = bool(MANIFESTS.intersection(await self._changed_names(guest, request, record.sha)))
+        installs = not await checkout.is_installed(record.sha)
         if installs:
             setup = await self._set_up(guest, request)
         if not pushed or installs or request.on_push == "restart" or setup.command != record.setup["command"]:
-            await services.put(guest, [self._service(request, setup)])
+            await self._start(guest, request, setup)
         return {"sha": sha, "setup": asdict(setup)}
-
-    async def _changed_names(self, guest: Guest, request: DevServerCreate, since: str) -> Sequence[str]:
-        done = await self._run(guest, request, f"git diff --name-only {shlex.quote(since)} HEAD --", GIT_S)
-        # If it cannot be told any more, everything may have changed.
-        return done.tail.splitlines() if done.ok else list(MANIFESTS)
 
     async def perform(self, _trigger: TriggerRecord, action: Action, _delivery: DeliveryRecord) -> Outcome:
         """Of a trigger."""
@@ -275,9 +335,10 @@ class DevServers:
         if (making := self._making.get(record.id)) is not None:
             making.cancel()
             await asyncio.wait([making])
-            if making.cancelled():  # and all that was made is gone
+            left = await self._store.dev_server(record.id)
+            if left is None:  # and all that was made is gone
                 return
-            record = await self._record(record.id)
+            record = left
         async with self._locks.setdefault(record.id, asyncio.Lock()):
             await self._remove(record)
         self._locks.pop(record.id, None)
@@ -352,6 +413,16 @@ class DevServers:
         )
 
 
+def _kept(request: Mapping[str, Any]) -> dict[str, Any]:
+    """What is written down of a request: nothing of what its sandbox was given, for there may be secrets, nor a password in
+    an address."""
+    kept = {name: value for name, value in request.items() if name != "sandbox"}
+    if kept.get("template_repo"):
+        parts = urlsplit(kept["template_repo"])
+        kept["template_repo"] = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    return kept
+
+
 async def _where(guest: Guest, request: DevServerCreate) -> tuple[str, str]:
     """The branch and the commit of the clone."""
     spec = ExecSpec(
@@ -376,14 +447,3 @@ async def _text(guest: Guest, path: str) -> str:
         async for chunk in chunks:
             data += chunk
     return data.decode("utf-8", "replace")
-
-
-def _answers(port: int) -> str:
-    """Any answer will do: that of a server whose first page is broken is to be seen too. Before it listens it is asked
-    without starting a program, for that is when it needs the processor itself."""
-    return f"(exec 3<>/dev/tcp/127.0.0.1/{port}) && curl -s -o /dev/null --max-time 20 http://127.0.0.1:{port}/"
-
-
-def _last(done: Finished) -> str:
-    lines = done.tail.strip().splitlines()
-    return lines[-1][:500] if lines else "it printed nothing"

@@ -46,8 +46,11 @@ class Actions:
 
     async def perform(self, trigger: TriggerRecord, action: Action, delivery: DeliveryRecord) -> Outcome:
         began = time.monotonic()
+        work = self.by_type.get(action.type)
+        if work is None:
+            return Outcome(False, 0.0, error=f"nothing in this daemon does what {action.type!r} asks for")
         try:
-            return await self.by_type[action.type](trigger, action, delivery)
+            return await work(trigger, action, delivery)
         except ForkyardError as error:
             return Outcome(False, _ms(began), error=error.message, retry=error.retryable)
 

@@ -67,11 +67,13 @@ class Automation:
         self.actions = Actions(sender, self.signer, self._control.sandboxes)
         await self.triggers.start()
         await self.sync.start()
-        deliveries = Deliveries(self._store, self.triggers, self.actions, outward.patience)
-        self._tasks = [
-            asyncio.create_task(deliveries.run(), name="deliveries of triggers"),
-            asyncio.create_task(self.sync.run(), name="sync with remotes"),
-        ]
+        self._tasks = [asyncio.create_task(self.sync.run(), name="sync with remotes")]
+
+    def deliver(self) -> None:
+        """Once all that `actions` can do is in it: what an earlier daemon left is due at once."""
+        assert self.actions is not None
+        deliveries = Deliveries(self._store, self.triggers, self.actions, self._outward.patience)
+        self._tasks.append(asyncio.create_task(deliveries.run(), name="deliveries of triggers"))
 
     async def stop(self) -> None:
         for task in self._tasks:

@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import structlog
+
 from forkyard.control.commands import run
 from forkyard.control.identities import Principal
 from forkyard.control.inside import GIT_HOST
@@ -47,9 +49,12 @@ from forkyard.net.outside import Outside
 from forkyard.net.policy import Gate
 from forkyard.store.records import SandboxRecord
 
+log = structlog.get_logger(__name__)
+
 LIST_S = 60.0
 CLONE_S = 3600.0
 _CHUNK_BYTES = 2**18
+_NO_SUCH_COMMAND = 127  # of a shell
 _GUEST_ENV = {"GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": "ssh -oBatchMode=yes", "LC_ALL": "C.UTF-8"}
 
 #: Puts what was made ready into the guest.
@@ -63,6 +68,8 @@ class _Ready:
     repo: GitRepo
     url: str
     git: Path | None = None
+    files: bool = False
+    """There is a commit to check out."""
 
 
 @dataclass(frozen=True)
@@ -105,13 +112,16 @@ class Clones:
     # ── for a new sandbox ────────────────────────────────────────────────────────────────────────────────────────
 
     @contextlib.asynccontextmanager
-    async def making(self, record: SandboxRecord, repos: Sequence[GitRepo]) -> AsyncIterator[Put]:
-        """They are made ready beside whatever the caller does meanwhile."""
+    async def making(
+        self, record: SandboxRecord, repos: Sequence[GitRepo], *, files: bool = True
+    ) -> AsyncIterator[Put]:
+        """They are made ready beside whatever the caller does meanwhile. `files`: and checked out."""
         tasks = [asyncio.create_task(self._ready(record, repo), name=f"clone {repo.url}") for repo in repos]
 
         async def put(guest: Guest) -> None:
             for task in tasks:
-                await self._put(guest, await task)
+                ready = await task
+                await self._put(guest, ready if files else replace(ready, files=False))
 
         try:
             yield put
@@ -149,11 +159,11 @@ class Clones:
         """The name or id, if it is a repository of ours, whichever way it is written."""
         if HOSTED.fullmatch(url):
             return url
-        parts = urlsplit(url)
-        path = parts.path.removeprefix("/")
-        if parts.hostname == GIT_HOST:
-            return path.removeprefix("git/").removesuffix(".git")
-        if url.startswith(f"{self._hosted_at()}/git/"):
+        place = _place(url)
+        if place is None:
+            return None
+        path = urlsplit(url).path.strip("/")
+        if place[1] == GIT_HOST or (path.startswith("git/") and place == _place(self._hosted_at())):
             return path.removeprefix("git/").removesuffix(".git")
         return None
 
@@ -167,11 +177,12 @@ class Clones:
         source = _Source(
             # Not a plain path: then what no branch and no tag leads to would be in it.
             f"file://{repo.path}",
-            f"http://{GIT_HOST}/{repo.record.name}.git",
+            inner_url(repo.id),
             frozenset(listed.stdout.decode("utf-8", "replace").splitlines()),
             self._git.env({"GIT_ALLOW_PROTOCOL": "file"}),
         )
-        return _Ready(wanted, source.url, await self._cloned(source, wanted))
+        # An error names it as people do.
+        return await self._cloned(source, wanted.model_copy(update={"url": repo.record.name}))
 
     async def _fetched(self, record: SandboxRecord, repo: GitRepo, gate: Gate) -> _Ready:
         password = await self._password(record, repo)
@@ -186,15 +197,25 @@ class Clones:
                     made = await self._cloned(source, repo)
                 else:
                     async with self._mirrors.fresh(repo.url, credential, env, head, repo.rev) as mirror:
-                        local = self._git.env({"GIT_ALLOW_PROTOCOL": "file"})
-                        made = await self._cloned(replace(source, place=str(mirror), env=local), repo)
+                        made = await self._cloned_near(mirror, source, repo)
             except HostFailure as error:
                 if errand.denied is not None:
                     raise Forbidden(f"{repo.url} cannot be cloned: {errand.denied}", url=repo.url) from None
                 raise told(repo.url, errand.failed or error.message) from None
         if repo.secret in record.secrets:
-            await self._helped(made, repo)
-        return _Ready(repo, repo.url, made)
+            assert made.git is not None
+            await self._helped(made.git, repo)
+        return made
+
+    async def _cloned_near(self, mirror: Path | None, source: _Source, repo: GitRepo) -> _Ready:
+        if mirror is not None:
+            local = self._git.env({"GIT_ALLOW_PROTOCOL": "file"})
+            try:
+                return await self._cloned(replace(source, place=str(mirror), env=local), repo)
+            except HostFailure as error:
+                log.warning("a mirror is damaged, and made anew", url=source.url, error=error.message)
+                await asyncio.to_thread(shutil.rmtree, mirror, ignore_errors=True)
+        return await self._cloned(source, repo)
 
     def _config(self, repo: GitRepo, password: str | None, proxy: str) -> dict[str, str]:
         """Of this host's git. The credential is in the environment of the process, and nowhere else."""
@@ -202,9 +223,7 @@ class Clones:
         if self._ca is not None:
             config["http.sslCAInfo"] = str(self._ca)
         if password is not None:
-            basic = base64.b64encode(f"{repo.username}:{password}".encode()).decode()
-            # Only there: not to where a redirect leads.
-            config[f"http.{_origin(repo.url)}/.extraHeader"] = f"Authorization: Basic {basic}"
+            config |= shown(repo.url, repo.username, password)
         return config
 
     async def _password(self, record: SandboxRecord, repo: GitRepo) -> str | None:
@@ -233,25 +252,28 @@ class Clones:
             found.add(ref)
         return head, frozenset(found)
 
-    async def _cloned(self, source: _Source, repo: GitRepo) -> Path:
+    async def _cloned(self, source: _Source, repo: GitRepo) -> _Ready:
         """A `.git` in a place of its own, with HEAD where it should be."""
         git = self._scratch / random.token_hex(8) / ".git"
-        named = f"refs/heads/{repo.rev}" in source.refs or f"refs/tags/{repo.rev}" in source.refs
-        options = [f"--branch={repo.rev}"] if named else []
+        places = (f"refs/heads/{repo.rev}", f"refs/tags/{repo.rev}", repo.rev or "")
+        ref = next((ref for ref in places if ref.startswith("refs/") and ref in source.refs), None)
+        options = [] if ref is None else [f"--branch={ref.removeprefix('refs/heads/').removeprefix('refs/tags/')}"]
         options += [f"--depth={repo.depth}"] if repo.depth is not None else []
         try:
             args = ("clone", "--quiet", "--no-checkout", "--template=", *options, "--", source.place, str(git.parent))
             await self._git.run(self._scratch, *args, env=source.env, timeout_s=CLONE_S)
-            if repo.rev is not None and not named:
+            if repo.rev is not None and ref is None:
                 await self._detached(git, source, repo, repo.rev)
             await self._git.run(git, "config", "remote.origin.url", source.url)
+            head = await self._git.run(git, "rev-parse", "--verify", "--quiet", "HEAD^{commit}", ok=(0, 1, 128))
         except BaseException:
             await asyncio.to_thread(shutil.rmtree, git.parent, ignore_errors=True)
             raise
-        return git
+        return _Ready(repo, source.url, git, files=head.code == 0)
 
     async def _detached(self, git: Path, source: _Source, repo: GitRepo, rev: str) -> None:
-        missing = RevisionNotFound(f"{repo.url} has no branch, tag or commit {rev!r}", rev=rev, url=repo.url)
+        shallow = "" if repo.depth is None else "; with `depth` a commit is named by all its digits"
+        missing = RevisionNotFound(f"{repo.url} has no branch, tag or commit {rev!r}{shallow}", rev=rev, url=repo.url)
         if repo.depth is not None:
             args = ("fetch", "--quiet", f"--depth={repo.depth}", "--no-auto-gc", "--", source.place, rev)
             env = {**source.env, "GIT_DIR": str(git)}
@@ -283,9 +305,16 @@ class Clones:
         if ready.git is not None:
             async with contextlib.aclosing(_archived(ready.git)) as chunks:
                 await guest.upload_tar(repo.path, chunks, user=user)
-            script = f"cd {path} && {{ ! git rev-parse -q --verify HEAD >/dev/null || git reset -q --hard; }}"
+            if not ready.files:
+                return
+            script = f"cd {path} && git reset -q --hard"
         spec = ExecSpec(script, cwd="/", env=_GUEST_ENV, user=user, timeout_s=CLONE_S, label=f"clone {repo.url}")
         done = await run(guest, spec)
+        if done.exit_code == _NO_SUCH_COMMAND:
+            raise GitFailed(
+                f"{repo.url} cannot be checked out: this machine has no git; install it in a spec first (`apt: [git]`, and "
+                "then a step `git`), or use an image that has it"
+            )
         if not done.ok and ready.git is None:
             raise told(repo.url, done.tail.strip() or done.why(CLONE_S))
         if not done.ok:
@@ -311,6 +340,16 @@ def _helper(repo: GitRepo) -> str:
     return f'!f() {{ echo username={shlex.quote(repo.username)}; echo "password=${repo.secret}"; }}; f'
 
 
+def _place(url: str) -> tuple[str, str | None, int | None] | None:
+    """Of a url, if it is one; this host is the same by all its names."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return None
+    return parts.scheme, "localhost" if host in ("127.0.0.1", "::1") else host, port
+
+
 def _origin(url: str) -> str:
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}"
@@ -327,22 +366,38 @@ async def _archived(git: Path) -> AsyncGenerator[bytes]:
         assert tar.stdout is not None
         while chunk := await tar.stdout.read(_CHUNK_BYTES):
             yield chunk
-        if await tar.wait():
+        # 1: a file had changed. The packs are links to those of a mirror, and another link is a change; what is in one
+        # never changes.
+        if await tar.wait() not in (0, 1):
             raise HostFailure(f"tar failed with {tar.returncode} for a clone")
     finally:
         await ended(tar)
 
 
-def told(url: str, said: str) -> ForkyardError:
-    """What git said of a host elsewhere, as an error of ours."""
+def inner_url(repo_id: str) -> str:
+    """Of a hosted repository, inside. By its id, for it may get another name."""
+    return f"http://{GIT_HOST}/{repo_id}.git"
+
+
+def shown(url: str, username: str, password: str) -> dict[str, str]:
+    """A credential, as configuration of git. It is shown there only: not to where a redirect leads."""
+    basic = base64.b64encode(f"{username}:{password}".encode()).decode()
+    return {f"http.{_origin(url)}/.extraHeader": f"Authorization: Basic {basic}"}
+
+
+HOW_TO_SHOW = "store a token with `forkyard secrets set` and name it as `secret`"
+
+
+def told(url: str, said: str, how: str = HOW_TO_SHOW) -> ForkyardError:
+    """What git said of a host elsewhere, as an error of ours. `how`: a credential is given."""
+    url = re.sub(r"//[^/@\s]*@", "//", url)
     said = re.sub(r"//[^/@\s]*@", "//", said)
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     why = next((line for line in lines if "fatal:" in line), lines[-1] if lines else "")
     why = why.rpartition("fatal: ")[2][:500]
     if re.search(r"could not read (Username|Password)|Authentication failed|error: 40[13]|Permission denied", said):
         return RemoteDenied(
-            f"{url} wants a credential, or refuses this one, or is not there at all: {why}; store a token with `forkyard "
-            "secrets set` and name it as `secret`",
+            f"{url} wants a credential, or refuses this one, or is not there at all: {why}; {how}",
             url=url,
         )
     if re.search(

@@ -102,7 +102,10 @@ class GitHosting:
 
     # ── repositories ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def create(self, request: RepoCreate, by: Principal, *, repo_id: str | None = None) -> Repo:
+    async def create(
+        self, request: RepoCreate, by: Principal, *, repo_id: str | None = None, password: str | None = None
+    ) -> Repo:
+        """`password`: for a git source that has none in its url."""
         quota_bytes = None if request.quota_mib is None else request.quota_mib * 2**20
         most_bytes = quota_bytes or self.quota_bytes
         source = request.source
@@ -113,7 +116,7 @@ class GitHosting:
             elif isinstance(source, ArchiveSource):
                 await self._imports.download(path, request.default_branch, source, by, most_bytes)
             elif source is not None:
-                await self._imports.clone(path, source, by, most_bytes)
+                await self._imports.clone(path, source, by, most_bytes, password)
 
         return await self.repositories.create(
             request.name,

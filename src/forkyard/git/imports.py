@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from forkyard.control.identities import Principal
 from forkyard.errors import HostFailure, InvalidRequest, OperationTimeout
 from forkyard.git.archives import BROKEN, Archive, imported
+from forkyard.git.clones import HOW_TO_SHOW, shown, told
 from forkyard.git.commits import apply
 from forkyard.git.downloads import Downloads
 from forkyard.git.names import checked_path, checked_ref, checked_revision
@@ -24,6 +25,8 @@ from forkyard.git.ways import Ways
 from forkyard.models.git import ArchiveSource, FilesSource, GitSource
 
 FETCH_S = 3600.0
+USERNAME = "git"
+HOW_IN_URL = "put one into the url (`https://NAME:TOKEN@…`), where it is not kept"
 HOW = "import it with allow_private (`--allow-private`) if that is meant, or set FORKYARD_GIT_ALLOW_PRIVATE for all"
 _SCP_LIKE = re.compile(r"^[A-Za-z0-9_.-]+@[A-Za-z0-9.-]+:[^:]+$")
 
@@ -70,17 +73,24 @@ class Imports:
 
     # ── from elsewhere ───────────────────────────────────────────────────────────────────────────────────────────
 
-    async def clone(self, path: Path, source: GitSource, by: Principal, most_bytes: int) -> None:
+    async def clone(
+        self, path: Path, source: GitSource, by: Principal, most_bytes: int, password: str | None = None
+    ) -> None:
+        """`password`: for a url over http that has none in it."""
         url = checked_url(source.url)
+        credential = {} if password is None else shown(url, USERNAME, password)
+        how = HOW_IN_URL if password is None else HOW_TO_SHOW
         if source.rev is not None:
             checked_revision(source.rev)
         async with self._ways.to(url, HOW, allow_private=source.allow_private) as way:
-            env = self._git.env({"GIT_DIR": str(path), **way.env}, {"credential.helper": "", **way.config})
+            env = self._git.env(
+                {"GIT_DIR": str(path), **way.env}, {"credential.helper": "", **way.config, **credential}
+            )
             if source.history:
-                await self._fetch(path, most_bytes, env, "--tags", url, "+refs/heads/*:refs/heads/*")
+                await self._fetch(path, most_bytes, env, how, url, "--tags", url, "+refs/heads/*:refs/heads/*")
                 await self._point_head(path, url, source.rev, env)
             else:
-                await self._fetch(path, most_bytes, env, "--depth=1", "--no-tags", url, source.rev or "HEAD")
+                await self._fetch(path, most_bytes, env, how, url, "--depth=1", "--no-tags", url, source.rev or "HEAD")
                 await self._flatten(path, source, by)
 
     async def _flatten(self, path: Path, source: GitSource, by: Principal) -> None:
@@ -119,7 +129,7 @@ class Imports:
             prefix=("prlimit", f"--fsize={most_bytes}"),
         )
 
-    async def _fetch(self, path: Path, most_bytes: int, env: Mapping[str, str], *args: str) -> None:
+    async def _fetch(self, path: Path, most_bytes: int, env: Mapping[str, str], how: str, url: str, *args: str) -> None:
         try:
             await self._git.run(
                 path,
@@ -129,8 +139,10 @@ class Imports:
                 prefix=("prlimit", f"--fsize={most_bytes}"),
             )
         except HostFailure as error:
-            message = re.sub(r"//[^/@\s]*@", "//", error.message)
-            raise InvalidRequest(f"the repository could not be fetched: {message}", field="url") from error
+            if re.search(r"index-pack|fsck|bad object", error.message):  # too large, or broken
+                message = re.sub(r"//[^/@\s]*@", "//", error.message)
+                raise InvalidRequest(f"the repository could not be fetched: {message}", field="url") from error
+            raise told(url, error.message, how) from None
         except OperationTimeout:
             raise OperationTimeout(f"the repository could not be fetched within {FETCH_S:.0f} s") from None
 
@@ -152,7 +164,11 @@ class Imports:
 
 def checked_url(url: str) -> str:
     """Nothing that would read this machine's own files or run a program."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise InvalidRequest(f"this is no url: {error}", field="url") from None
     fine = parts.scheme in ("http", "https", "git", "ssh") and bool(parts.hostname)
     hostile = url.startswith("-") or any(char.isspace() or ord(char) < 32 for char in url)
     if hostile or (parts.hostname or "").startswith("-") or not (fine or _SCP_LIKE.match(url)):

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
@@ -28,6 +29,10 @@ log = structlog.get_logger(__name__)
 
 FETCH_S = 3600.0
 BUDGET_BYTES = 10 * 2**30
+#: What git says of its own files.
+_DAMAGED = re.compile(
+    r"\.lock'|corrupt|bad object|not a git repository|loose object|missing (blob|tree|commit|necessary)"
+)
 
 
 class Mirrors:
@@ -55,22 +60,42 @@ class Mirrors:
     @contextlib.asynccontextmanager
     async def fresh(
         self, url: str, credential: str, env: Mapping[str, str], head: str | None, rev: str | None
-    ) -> AsyncIterator[Path]:
+    ) -> AsyncIterator[Path | None]:
         """The mirror of `url`, as it is now, for as long as the block lasts. `head`: its default branch. `rev`: a commit
-        that must be in it, if its name is one. `env`: how to get there."""
+        that must be in it, if its name is one. `env`: how to get there. None: there is not so much room."""
         key = hashlib.sha256(f"{url}\0{credential}".encode()).hexdigest()[:32]
         path = self._root / f"{key}.git"
         self._used[key] += 1
         try:
             async with self._locks.setdefault(key, asyncio.Lock()):
-                await self._updated(path, url, {**env, "GIT_DIR": str(path)}, head, rev)
-                yield path
+                if await self._fits(path, url, {**env, "GIT_DIR": str(path)}, head, rev):
+                    yield path
+                else:
+                    yield None
         finally:
             self._used[key] -= 1
             if not self._used[key]:
                 del self._used[key]
                 self._locks.pop(key, None)
         await self._evict()
+
+    async def _fits(self, path: Path, url: str, env: Mapping[str, str], head: str | None, rev: str | None) -> bool:
+        try:
+            try:
+                await self._updated(path, url, env, head, rev)
+            except HostFailure as error:
+                if not _DAMAGED.search(error.message):
+                    raise
+                log.warning("a mirror is damaged, and made anew", url=url, error=error.message)
+                await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+                await self._updated(path, url, env, head, rev)
+        except HostFailure as error:
+            if "index-pack" not in error.message:  # which was ended at the limit of its file
+                raise
+            log.warning("a repository has no room for a mirror; FORKYARD_GIT_MIRRORS_GIB is the limit", url=url)
+            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+            return False
+        return True
 
     async def _updated(self, path: Path, url: str, env: Mapping[str, str], head: str | None, rev: str | None) -> None:
         if not await asyncio.to_thread((path / "HEAD").exists):

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import structlog
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from forkyard.control.identities import Principal
 from forkyard.control.pages import cursor_after, place_of
@@ -54,7 +54,7 @@ MAX_MESSAGE = 1000
 MAX_TRIGGERS = 100
 HIDDEN = "***"
 _HEADS, _TAGS = "refs/heads/", "refs/tags/"
-_ACTION: TypeAdapter[Action] = TypeAdapter(Action)
+_ACTION: TypeAdapter[Action] = TypeAdapter(Action, config=ConfigDict(hide_input_in_errors=True))
 
 
 class Triggers:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import (
     BeforeValidator,
@@ -101,7 +102,7 @@ class GitRepo(Part):
     )
     path: Path = Field("/repo", description="Where to: a directory that is empty or not there.")
     rev: Text | None = Field(None, description="Branch, tag or commit. Default: the default branch.")
-    depth: int | None = Field(None, ge=1, description="So many commits, and no more.")
+    depth: int | None = Field(None, ge=1, le=2**31 - 1, description="So many commits, and no more.")
     user: User | None = Field(None, description="Whose it is. Default: root; in a spec, the user of the step.")
     secret: SecretName | None = Field(
         None, description="Secret with a password or token, for http and https: one of the sandbox, or a stored one."
@@ -138,6 +139,10 @@ class GitRepo(Part):
         scheme, _, rest = url.partition("://")
         if scheme not in ("http", "https", "git", "ssh", "file") or not rest or any(char.isspace() for char in url):
             raise ValueError("give a url such as https://example.com/repo.git, or the name of a hosted repository")
+        try:
+            _ = urlsplit(url).port
+        except ValueError as error:
+            raise ValueError(f"is no url: {error}") from None
         if scheme != "ssh" and "@" in rest.partition("/")[0]:
             raise ValueError("has a credential in it, which would stay in the clone; store it and name it as `secret`")
         return url
@@ -152,8 +157,8 @@ class GitRepo(Part):
     @field_validator("rev")
     @classmethod
     def _no_option(cls, rev: str | None) -> str | None:
-        if rev is not None and (rev.startswith("-") or any(ord(char) <= 32 for char in rev)):
-            raise ValueError("a revision does not begin with `-`, and has no spaces")
+        if rev is not None and (rev.startswith(("-", "+")) or ":" in rev or any(ord(char) <= 32 for char in rev)):
+            raise ValueError("a revision does not begin with `-` or `+`, and has no spaces and no `:`")
         return rev
 
     @model_validator(mode="after")
