@@ -20,6 +20,7 @@ from forkyard import (
     LanguageMissing,
     Sandbox,
 )
+from forkyard.control import code as contexts
 from forkyard.guest import code as program
 
 from .sdk_daemon import Daemon, running_daemon
@@ -100,6 +101,34 @@ Both()
     assert [result.main for result in shown.results[:-1]] == [False] * 7
 
 
+def test_text_that_has_no_utf8_does_not_hold_up_a_run(sbx: Sandbox, python: ContextInfo) -> None:
+    raised = sbx.run_code("raise ValueError('x \\ud83d')", context=python, timeout_s=30)
+    assert (raised.status, raised.exception and raised.exception.value) == ("exception", "x ?")
+    assert sbx.run_code("print('a\\ud800 b\\udc80')", context=python, timeout_s=30).stdout == "a? b?\n"
+
+
+def test_a_table_that_cannot_be_told_as_data_is_shown_all_the_same(sbx: Sandbox, python: ContextInfo) -> None:
+    shown = sbx.run_code(
+        """
+import json
+class Frame:
+    columns = ["a"]
+    def __len__(self): return 3
+    def head(self, most): return self
+    def to_json(self, orient, date_format, default_handler): return json.dumps([[object()]], default=default_handler)
+    def __repr__(self): return "table"
+class Odd(Frame):
+    def to_json(self, **options): raise UnicodeDecodeError("utf-8", b"\\xff", 0, 1, "invalid start byte")
+Frame.__module__, Frame.__name__ = "pandas", "DataFrame"
+display(Frame(), Odd())
+""",
+        context=python,
+    ).check()
+    told, untold = shown.results
+    assert told.data is not None and told.data["rows"][0][0].startswith("<object object")
+    assert (untold.text, untold.data) == ("table", None)
+
+
 def test_after_a_time_limit_the_code_is_interrupted_and_the_context_goes_on(sbx: Sandbox, python: ContextInfo) -> None:
     sbx.run_code("kept = 'yes'", context=python)
     outcome = sbx.run_code("while True: pass", context=python, timeout_s=0.5)
@@ -156,6 +185,83 @@ def test_javascript_is_run_as_in_a_console(sbx: Sandbox) -> None:
         (None, "2", True),
     ]
     assert sbx.run_code("process.exit(3)", context=node).status == "died"
+
+
+def test_a_trace_shows_the_commands_of_the_code_alone(sbx: Sandbox) -> None:
+    shell = sbx.contexts.create("bash", env={"PATH": PATH})
+    assert sbx.run_code("set -x; true 1", context=shell).stderr == "++ true 1\n"
+    assert sbx.run_code("true 2", context=shell, env={"A": "b"}).stderr == "++ true 2\n"
+    assert sbx.run_code("set +x\ntrue 3", context=shell).stderr == "++ set +x\n"
+    assert sbx.run_code("true 4; (exit 5)", context=shell).stderr == ""
+
+
+@pytest.fixture(scope="module")
+def node(sbx: Sandbox) -> ContextInfo:
+    return sbx.contexts.create("javascript", env={"PATH": PATH})
+
+
+def test_javascript_may_give_its_own_values_any_name(sbx: Sandbox, node: ContextInfo) -> None:
+    names = (
+        "answers, vm, session, Session, say, show, plain, last, step, valueOf, requests, util, JSON, Buffer, process"
+    )
+    for code in ('const fs = require("fs")', f"let {names}", "function run() { return 1 }", "const Promise = run"):
+        sbx.run_code(code, context=node, timeout_s=30).check()
+    assert sbx.run_code("[run(), typeof fs.statSync]", context=node, timeout_s=30).text == "[ 1, 'function' ]"
+    sbx.contexts.restart(node)
+
+
+def test_javascript_imports_and_exports_as_a_module_does(sbx: Sandbox, node: ContextInfo, tmp_path: Path) -> None:
+    data = tmp_path / "data.json"
+    data.write_text("[5]")
+    ran = sbx.run_code(
+        f"""
+import fs, {{ statSync as stat }} from "fs"; import * as path from 'node:path'; import "os";
+import data from "{data}" with {{ type: "json" }};
+export const one = 1, text = '; import a from "b"';
+export default function two() {{ return 2 }}
+export async function three() {{ return 3 }}
+export {{ one, text as t }};
+export default [typeof fs.statSync, typeof stat, path.sep, data[0], one, two(), await three()]; // import a from "b"
+""",
+        context=node,
+    ).check()
+    assert ran.results[0].json_value == ["function", "function", "/", 5, 1, 2, 3]
+    assert sbx.run_code("two() + text", context=node).text == "'2; import a from \"b\"'"
+
+
+def test_what_javascript_displays_last_is_shown_once(sbx: Sandbox, node: ContextInfo) -> None:
+    shown = sbx.run_code("display([5])", context=node)
+    assert [(result.json_value, result.main) for result in shown.results] == [([5], False)]
+
+
+def test_javascript_that_closes_its_stdin_does_not_end_its_context(sbx: Sandbox, node: ContextInfo) -> None:
+    asking = 'const r = require("readline").createInterface({ input: process.stdin }); r.close(); const kept = 7'
+    sbx.run_code(asking, context=node).check()
+    read = 'require("child_process").execSync("cat", { stdio: ["inherit", "pipe", "inherit"] }).length'
+    assert sbx.run_code(read, context=node, timeout_s=30).text == "0"
+    assert sbx.run_code("kept", context=node, timeout_s=30).text == "7"
+
+
+def test_typescript_on_an_older_node_takes_bun_and_says_so(sbx: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "older.js").write_text("delete require('node:module').stripTypeScriptTypes")
+    env = {"PATH": f"{tmp_path}:/usr/local/bin:/usr/bin:/bin", "NODE_OPTIONS": f"--require={tmp_path}/older.js"}
+    node = sbx.contexts.create("javascript", env=env)
+    bun = tmp_path / "bun"
+    for script, said in (
+        ("exec sed 's/: number//'", None),
+        ("echo 'error: Unexpected =' >&2; exit 1", "Unexpected ="),
+        (None, "or Bun; this is Node.js v"),
+    ):
+        bun.write_text(f"#!/bin/sh\n{script}\n")
+        bun.chmod(0o755)
+        if script is None:
+            bun.unlink()
+        ran = sbx.run_code("const n: number = 3; n", language="typescript", context=node)
+        if said is None:
+            assert ran.text == "3"
+        else:
+            assert ran.exception is not None and said in ran.exception.value
+            assert "[eval]" not in ran.exception.traceback
 
 
 def test_more_output_than_a_run_may_have_is_counted_and_not_told(sbx: Sandbox, bash: ContextInfo) -> None:
@@ -220,6 +326,27 @@ def test_a_machine_without_a_kernel_says_what_to_install(sbx: Sandbox, tmp_path:
         sbx.contexts.create("python", env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
 
 
+def test_a_machine_without_python_runs_the_languages_it_has(
+    sbx: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bash").symlink_to("/bin/bash")
+    monkeypatch.setattr(contexts, "BROUGHT", (sys.executable, "-I"))
+    shell = sbx.contexts.create("bash", env={"PATH": str(tmp_path)})
+    assert sbx.run_code("echo $((6 * 7))", context=shell).stdout == "42\n"
+    with pytest.raises(LanguageMissing, match="no node"):
+        sbx.contexts.create("javascript", env={"PATH": str(tmp_path)})
+    with pytest.raises(LanguageMissing, match="machine's python3"):
+        sbx.contexts.create("python", env={"PATH": str(tmp_path)})
+
+
+def test_code_may_be_as_long_as_is_said_and_longer_code_is_not_repeated(sbx: Sandbox, node: ContextInfo) -> None:
+    long = "7 //" + "\1" * (4 << 20)
+    assert sbx.run_code(long[: 4 << 20], context=node, timeout_s=60).text == "7"
+    with pytest.raises(InvalidRequest, match="at most 4194304 characters") as refused:
+        sbx.run_code(long, context=node)
+    assert len(str(refused.value)) < 1000
+
+
 def test_code_runs_from_the_command_line(sbx: Sandbox, daemon: Daemon, tmp_path: Path) -> None:
     script = tmp_path / "a.sh"
     script.write_text("echo from a file; z=3")
@@ -228,3 +355,12 @@ def test_code_runs_from_the_command_line(sbx: Sandbox, daemon: Daemon, tmp_path:
     assert (again.stdout, again.returncode) == ("3\n", 1)
     assert "bash" in daemon.cli("contexts", "ls", sbx.id).stdout
     assert daemon.cli("run-code", sbx.id, "-l", "bash", "-c", "sleep 60", "--timeout", "0.3").returncode == 124
+
+
+def test_a_file_that_cannot_be_read_is_said_with_its_name(sbx: Sandbox, daemon: Daemon, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.py"
+    bad.write_bytes(b"x = '\xff'")
+    for file, why in ((tmp_path / "none.py", "No such file"), (tmp_path, "Is a directory"), (bad, "is not UTF-8")):
+        refused = daemon.cli("run-code", sbx.id, str(file))
+        assert (refused.returncode, "Traceback" in refused.stderr) == (1, False)
+        assert str(file) in refused.stderr and why in refused.stderr

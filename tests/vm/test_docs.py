@@ -27,8 +27,9 @@ EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py") if path
     ],
 )
 @pytest.mark.usefixtures("tidy")
+@pytest.mark.timeout(600)  # one installs what draws, which takes minutes on an emulated machine
 def test_the_python_of_a_page_runs_from_top_to_bottom(page: str, daemon: Daemon, tmp_path: Path) -> None:
-    run(daemon, program_of(page, tmp_path))
+    run(daemon, program_of(page, tmp_path), timeout_s=540)
 
 
 @pytest.mark.usefixtures("fy")

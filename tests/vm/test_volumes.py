@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,16 @@ from pathlib import Path
 import pytest
 
 from forkyard import Forkyard, Sandbox, Spec, Volume
-from forkyard.errors import BuildFailed, GuestFailure, VolumeChanged, VolumeInUse
+from forkyard.errors import (
+    BuildFailed,
+    FileConflict,
+    FileMissing,
+    GuestDiskFull,
+    GuestFailure,
+    InvalidPath,
+    VolumeChanged,
+    VolumeInUse,
+)
 from forkyard.storage.disks import chain
 
 from .conftest import Daemon
@@ -165,6 +175,49 @@ def test_files_of_a_volume_without_a_sandbox(fy: Forkyard, volume: str, tmp_path
     )
 
 
+def test_an_upload_that_fails_leaves_the_volume_as_it_was(fy: Forkyard, volume: str, tmp_path: Path) -> None:
+    fy.volumes.write(volume, "/keep.txt", "kept")
+    before = fy.volumes.get(volume)
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "keep.txt").write_text("replaced")
+    with (tree / "big").open("wb") as big:
+        for _ in range(300):
+            big.write(os.urandom(2**20))
+    with pytest.raises(GuestDiskFull):
+        fy.volumes.upload(volume, tree)
+    assert [info.path for info in fy.volumes.files(volume)] == ["/keep.txt"]
+    assert fy.volumes.read_bytes(volume, "/keep.txt") == b"kept"
+    after = fy.volumes.get(volume)
+    assert (after.version, after.writer, after.stored_bytes) == (before.version, None, before.stored_bytes)
+
+
+def test_no_link_leads_out_of_a_volume_and_messages_speak_of_its_paths(
+    fy: Forkyard, volume: str, tmp_path: Path
+) -> None:
+    with fy.sandboxes.create(volumes={"/data": volume}) as sandbox:
+        sandbox.exec("cd /data; mkdir -p 'in here'; echo x > a; ln -s ../a 'in here/good'; ln -s /etc bad", check=True)
+    before = fy.volumes.get(volume).version
+    for fails in (
+        lambda: fy.volumes.write(volume, "/bad/passwd", "lost"),
+        lambda: fy.volumes.read_bytes(volume, "/bad/passwd"),
+        lambda: fy.volumes.files(volume, "/bad"),
+        lambda: fy.volumes.upload(volume, tmp_path, "/bad"),
+        lambda: fy.volumes.remove(volume, "/bad/passwd"),
+    ):
+        with pytest.raises(InvalidPath, match=r"^/bad(/passwd)?: leads out of the volume, for /bad is a link to /etc$"):
+            fails()
+    with pytest.raises(FileMissing, match=r"^/nothing: there is no such file or directory in the volume$"):
+        fy.volumes.download(volume, "/nothing", tmp_path / "x")
+    with pytest.raises(FileConflict, match=r"^/in here: is a directory$"):
+        fy.volumes.read_bytes(volume, "/in here")
+    assert fy.volumes.get(volume).version == before
+    assert fy.volumes.write(volume, "/in here/good", "y").path == "/a"
+    assert fy.volumes.read_bytes(volume, "/a") == b"y"
+    fy.volumes.remove(volume, "/bad")
+    assert sorted(info.path for info in fy.volumes.files(volume)) == ["/a", "/in here"]
+
+
 def test_a_file_system_that_a_guest_has_ruined_hurts_nobody_but_its_volume(fy: Forkyard, volume: str) -> None:
     fy.volumes.write(volume, "/a", "good")
     good = fy.volumes.snapshot(volume).version
@@ -191,6 +244,59 @@ def test_a_cache_is_filled_by_a_commit_and_then_nothing_is_downloaded(fy: Forkya
         one.delete(), two.delete()
     finally:
         fy.volumes.delete("cache-npm")
+
+
+#: An index with one package, whose answers may be kept: not every mirror says so of its own.
+INDEX = """
+import http.server, os, zipfile
+
+os.makedirs("/srv/index/probe")
+with zipfile.ZipFile("/srv/index/probe/probe-1.0-py3-none-any.whl", "w") as wheel:
+    wheel.writestr("probe.py", "")
+    wheel.writestr("probe-1.0.dist-info/METADATA", "Metadata-Version: 2.1\\nName: probe\\nVersion: 1.0\\n")
+    wheel.writestr("probe-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+    wheel.writestr("probe-1.0.dist-info/RECORD", "")
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    def end_headers(self):
+        self.send_header("Cache-Control", "max-age=3600")
+        super().end_headers()
+
+os.chdir("/srv/index")
+http.server.ThreadingHTTPServer(("127.0.0.1", 8000), Handler).serve_forever()
+"""
+
+
+@pytest.mark.parametrize("first", ["root", "user"])
+def test_a_cache_that_one_user_has_filled_serves_the_other_too(fy: Forkyard, first: str) -> None:
+    second = "user" if first == "root" else "root"
+    pip = "pip download --no-deps -d $(mktemp -d) -i http://127.0.0.1:8000 --trusted-host 127.0.0.1 probe"
+    npm = "mkdir -p $HOME/app && cd $HOME/app && npm install --no-audit --no-fund --no-update-notifier --prefer-offline"
+
+    def has_pip_cached(sandbox: Sandbox, user: str) -> bool:
+        if not sandbox.files.exists("/srv/index.py"):
+            sandbox.files.write("/srv/index.py", INDEX)
+            sandbox.spawn("python3 /srv/index.py")
+            sandbox.exec("until (: < /dev/tcp/127.0.0.1/8000) 2> /dev/null; do sleep 0.1; done", check=True)
+        said = sandbox.exec(f"umask 077; {pip} 2>&1", user=user, check=True).stdout
+        assert "cache has been disabled" not in said
+        return "Using cached http://127.0.0.1" in said
+
+    try:
+        with fy.sandboxes.create(cache=["pip", "npm"]) as trusted:
+            assert not has_pip_cached(trusted, first)
+            assert has_pip_cached(trusted, first)
+            trusted.exec(f"umask 077; {npm} is-odd@3.0.1", user=first, check=True)
+            trusted.exec(f"umask 077; {npm} is-even@1.0.0", user=second, check=True)  # nothing is committed yet
+            for kind in ("pip", "npm"):
+                fy.volumes.commit(f"cache-{kind}", trusted.id)
+        with fy.sandboxes.create(cache=["pip", "npm"], network="none") as other:
+            assert has_pip_cached(other, second)
+            other.exec(f"{npm} is-odd@3.0.1 is-even@1.0.0", user=second, check=True)
+            other.exec(f"{npm} is-even@1.0.0", user=first, check=True)
+    finally:
+        for kind in ("pip", "npm"):
+            fy.volumes.delete(f"cache-{kind}")
 
 
 def test_a_layer_with_a_secret_in_its_files_or_its_memory_is_refused(fy: Forkyard) -> None:

@@ -21,6 +21,7 @@ from forkyard.control.plane import ControlPlane
 from forkyard.errors import InvalidPath, InvalidRequest, OperationTimeout
 from forkyard.guest.base import ExecSpec, Guest
 from forkyard.models import ExecCreate
+from forkyard.models.code import MAX_CODE_CHARS
 
 MAX_BODY_BYTES = 2**20
 MAX_PATH_BYTES = 4096
@@ -49,6 +50,12 @@ class BoundedRoute(APIRoute):
             return await handler(Request(request.scope, replay))
 
         return bounded
+
+
+class CodeRoute(BoundedRoute):
+    """The longest code, each of its characters escaped."""
+
+    max_body_bytes = 6 * MAX_CODE_CHARS + MAX_BODY_BYTES
 
 
 class SpecRoute(BoundedRoute):

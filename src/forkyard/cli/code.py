@@ -55,7 +55,7 @@ def run_code_command(
     from forkyard import CodeEnd, CodeException, CodeOutput, CodeResult
 
     if code is None:
-        code = sys.stdin.read() if source == "-" else Path(source).read_text()
+        code = _read(source)
         options["language"] = options["language"] or _BY_SUFFIX.get(Path(source).suffix)
     status = "died"
     shown = 0
@@ -73,6 +73,19 @@ def run_code_command(
                 shown += 1
                 _show(event, Path(save) if save else None, shown)
     ctx.exit({"ok": 0, "timed_out": TIMED_OUT, "interrupted": INTERRUPTED}.get(status, 1))
+
+
+def _read(source: str) -> str:
+    from pathlib import Path
+
+    from forkyard.errors import InvalidRequest
+
+    try:
+        return sys.stdin.read() if source == "-" else Path(source).read_text("utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"{source} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{source} is not UTF-8: {error}") from None
 
 
 def _show(result: CodeResult, folder: Path | None, number: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from secrets import token_hex
 from typing import Any
@@ -31,7 +31,7 @@ from forkyard.errors import (
     OperationTimeout,
 )
 from forkyard.guest.base import ExecSpec, Exit, Guest, Lost
-from forkyard.guest.code import bundle
+from forkyard.guest.code import BROUGHT, bundle
 from forkyard.models import ExecInfo
 from forkyard.models.code import (
     CodeEnd,
@@ -191,7 +191,7 @@ async def start(guest: Guest, context_id: str, request: ContextCreate) -> ExecIn
     language = context_language(request.language)
     program = await _put(guest)
     spec = ExecSpec(
-        ["python3", program, language],
+        [*await _interpreter(guest, language), program, language],
         cwd=request.cwd,
         env=request.env,
         user=request.user,
@@ -225,6 +225,13 @@ async def _put(guest: Guest) -> str:
     if not await guest.exists(path):
         await guest.write_file(path, once(), mode=0o755)
     return path
+
+
+async def _interpreter(guest: Guest, language: ContextLanguage) -> Sequence[str]:
+    """What Python code finds to import is the machine's. The other languages are only driven by a Python."""
+    if language != "python" and await guest.exists(BROUGHT[0]):
+        return BROUGHT
+    return ("python3",)
 
 
 async def _running(guest: Guest) -> list[ExecInfo]:

@@ -22,6 +22,7 @@ from forkyard.errors import ForkyardError, InternalError, SandboxEnded, SandboxN
 from forkyard.hosts.base import CreateSpec, Host, Incarnation, Mount
 from forkyard.lifecycle import ENDED, Cause, State
 from forkyard.models import SandboxInfo, Shape
+from forkyard.models.volumes import FILES_LABEL
 from forkyard.net.base import Network
 from forkyard.store.records import Admit, Load, SandboxRecord
 from forkyard.store.sql import Store
@@ -120,7 +121,13 @@ class Ground:
             self.env_of(record),
             snapshot_id,
             await self.network_of(record, fresh=True),
-            tuple(Mount(one.volume_id, one.path, one.mode, one.version) for one in record.volumes),
+            tuple(
+                Mount(
+                    *(one.volume_id, one.path, one.mode, one.version),
+                    draft=one.mode == "rw" and FILES_LABEL in record.labels,  # all files are written, or none
+                )
+                for one in record.volumes
+            ),
         )
 
     def admission(self, memory_mib: int, *, creates: bool = False, sandbox_id: str | None = None) -> Admit:

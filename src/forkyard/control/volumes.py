@@ -17,11 +17,20 @@ import structlog
 from forkyard.control.ground import Ground, known, machine, new_id
 from forkyard.control.room import MIB, Room
 from forkyard.control.sleep import Sleep
-from forkyard.errors import ForkyardError, InvalidRequest, OperationTimeout, VolumeInUse, VolumeNotFound
-from forkyard.hosts.base import VolumeVersion
+from forkyard.errors import (
+    CommandNotFound,
+    ForkyardError,
+    InvalidRequest,
+    OperationTimeout,
+    VolumeInUse,
+    VolumeNotFound,
+)
+from forkyard.guest.base import ExecSpec, Exit
+from forkyard.hosts.base import Incarnation, VolumeVersion
 from forkyard.lifecycle import Cause, State
 from forkyard.models import SandboxCreate
 from forkyard.models.volumes import (
+    FILES_LABEL,
     MAX_VOLUMES,
     SandboxVolume,
     Volume,
@@ -38,8 +47,6 @@ log = structlog.get_logger(__name__)
 MAKE_DEADLINE_S = 300.0
 COMMIT_DEADLINE_S = 600.0
 CACHE_MIB = 4096
-#: Of a machine that reads or writes files of a volume (`volume_files`).
-FILES_LABEL = "forkyard.volume"
 #: Where caches are, and the variable that tells the client so.
 CACHE_DIR = "/var/cache/forkyard"
 CACHE_VARIABLES = {"pip": "PIP_CACHE_DIR", "npm": "npm_config_cache"}
@@ -55,6 +62,7 @@ class Volumes:
         self._room = room
         self._sleep = sleep
         self._making = asyncio.Lock()
+        self._dropping = asyncio.Lock()
 
     # ── volumes ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -67,7 +75,7 @@ class Volumes:
             )
         return await self._info(await self._make(request.name, request.size_mib, key_id or None))
 
-    async def _make(self, name: str, size_mib: int, key_id: str | None) -> VolumeRecord:
+    async def _make(self, name: str, size_mib: int, key_id: str | None, *, for_all: bool = False) -> VolumeRecord:
         ground = self._ground
         await self._room.on_disk(_EMPTY_BYTES, f"volume {name}")
         record = await ground.store.add_volume(
@@ -75,7 +83,7 @@ class Volumes:
         )
         try:
             async with asyncio.timeout(MAKE_DEADLINE_S):
-                await ground.host.make_volume(record.id, size_mib * MIB)
+                await ground.host.make_volume(record.id, size_mib * MIB, for_all=for_all)
         except Exception as error:
             await self._remove(record.id)
             if isinstance(error, TimeoutError):
@@ -93,10 +101,11 @@ class Volumes:
         users = (await self._users()).get(record.id, [])
         if users or not await self._ground.store.retire_volume(record.id):
             who = users[0] if users else (await self.find(id_or_name)).writer
+            more = f" and {len(users) - 1} more" if len(users) > 1 else ""
             raise VolumeInUse(
-                f"volume {record.name!r} is in use by sandbox {who}"
-                + (f" and {len(users) - 1} more" if len(users) > 1 else "")
-                + "; delete those first",
+                f"volume {record.name!r} is in use by sandbox {who}{more}; delete those first"
+                if more or not await self._is_for_files(who)
+                else f"files are being written to volume {record.name!r}; delete it when that is done",
                 volume=record.name,
                 sandbox_id=who,
             )
@@ -137,18 +146,21 @@ class Volumes:
     async def keep(self, id_or_name: str) -> VolumeVersionInfo:
         """The newest version stays, whatever is written later. One that a sandbox writes to is committed there."""
         record = await self.find(id_or_name)
-        if record.writer is not None:
+        if record.writer is not None and not await self._is_for_files(record.writer):
             return await self.commit(id_or_name, VolumeCommit(sandbox_id=record.writer))
         return _version_info(await self._ground.host.keep_version(record.id))
 
     async def drop_version(self, id_or_name: str, number: int) -> None:
         record = await self.find(id_or_name)
-        versions = await self._ground.host.volume_versions(record.id)
-        if len(versions) == 1 and versions[0].number == number:
-            raise InvalidRequest(f"version {number} is all that volume {record.name!r} has; delete the volume instead")
-        await self._ground.host.drop_version(record.id, number)
+        async with self._dropping:  # two at once would each leave the other's
+            versions = await self._ground.host.volume_versions(record.id)
+            if len(versions) == 1 and versions[0].number == number:
+                raise InvalidRequest(
+                    f"version {number} is all that volume {record.name!r} has; delete the volume instead"
+                )
+            await self._ground.host.drop_version(record.id, number)
 
-    async def commit(self, id_or_name: str, request: VolumeCommit) -> VolumeVersionInfo:
+    async def commit(self, id_or_name: str, request: VolumeCommit, *, kept: bool = True) -> VolumeVersionInfo:
         """What a sandbox has written to its copy becomes the newest version. The sandbox goes on."""
         volume = await self.find(id_or_name)
         sandbox_id = request.sandbox_id
@@ -162,23 +174,38 @@ class Volumes:
                 raise InvalidRequest(f"sandbox {sandbox_id} {has} of volume {volume.name!r}{where}", field="path")
             if volume.writer not in (None, sandbox_id):
                 raise VolumeInUse(
-                    f"volume {volume.name!r} is being written to by sandbox {volume.writer}; commit when it is deleted",
+                    f"files are being written to volume {volume.name!r}; commit when that is done"
+                    if await self._is_for_files(volume.writer)
+                    else f"volume {volume.name!r} is being written to by sandbox {volume.writer}; commit when it is deleted",
                     volume=volume.name,
                     sandbox_id=volume.writer,
                 )
-            work = partial(self._commit, sandbox_id, mine[0].path, force=request.force)
+            work = partial(self._commit, sandbox_id, mine[0].path, force=request.force, kept=kept)
             return _version_info(await self._ground.turns.run(sandbox_id, "commit", work, interruptible=False))
 
-    async def _commit(self, sandbox_id: str, path: str, *, force: bool) -> VolumeVersion:
+    async def _commit(self, sandbox_id: str, path: str, *, force: bool, kept: bool) -> VolumeVersion:
         record = await self._ground.record(sandbox_id)
         await self._room.on_disk(_EMPTY_BYTES, f"a commit of {path}", spare=sandbox_id)
         try:
             async with asyncio.timeout(COMMIT_DEADLINE_S):
-                return await self._ground.host.commit_volume(machine(record), path, force=force)
+                if path.startswith(f"{CACHE_DIR}/"):
+                    await self._open_to_all(machine(record), path)
+                return await self._ground.host.commit_volume(machine(record), path, force=force, kept=kept)
         except TimeoutError:
             raise OperationTimeout(f"{path} was not committed within {COMMIT_DEADLINE_S:.0f} s") from None
         except Exception as error:
             raise known(error, "commit", sandbox_id) from error
+
+    async def _open_to_all(self, incarnation: Incarnation, path: str) -> None:
+        """Clients make some files of their caches for one user only. A sandbox that cannot open them is its own affair."""
+        command = ["chmod", "-R", "a+rwX", "--", path]
+        try:
+            async with self._ground.host.guest(incarnation).execute(ExecSpec(command, user="root")) as execution:
+                async for item in execution:
+                    if isinstance(item, Exit) and item.exit_code != 0:
+                        log.warning("a cache is not open to all users", sandbox=incarnation.sandbox_id, path=path)
+        except CommandNotFound as error:
+            log.warning("a cache is not open to all users", sandbox=incarnation.sandbox_id, error=error.message)
 
     # ── for sandboxes ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -186,7 +213,7 @@ class Volumes:
         """What a new sandbox is to have. `inherited`: what the snapshot it is made from was saved with."""
         found = list(inherited)
         for path, asked in request.volumes.items():
-            found.append(await self._mount(path, Volume(asked) if isinstance(asked, str) else asked))
+            found.append(await self._mount(path, asked))
         for kind in dict.fromkeys(request.cache):
             if not any(one.path == f"{CACHE_DIR}/{kind}" for one in found):
                 found.append(await self._cache(kind))
@@ -225,7 +252,7 @@ class Volumes:
         """The volume is made when it is first asked for, empty."""
         name = f"cache-{kind}"
         async with self._making:
-            record = await self._ground.store.volume(name) or await self._make(name, CACHE_MIB, None)
+            record = await self._ground.store.volume(name) or await self._make(name, CACHE_MIB, None, for_all=True)
         return SandboxVolume(volume_id=record.id, name=name, path=f"{CACHE_DIR}/{kind}", mode="cow", version=None)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -240,6 +267,10 @@ class Volumes:
             for one in record.volumes if _has_machine(record) and not reads else ():
                 users.setdefault(one.volume_id, []).append(record.id)
         return users
+
+    async def _is_for_files(self, sandbox_id: str | None) -> bool:
+        record = None if sandbox_id is None else await self._ground.store.sandbox(sandbox_id)
+        return record is not None and FILES_LABEL in record.labels
 
     async def _info(self, record: VolumeRecord, users: dict[str, list[str]] | None = None) -> VolumeInfo:
         host = self._ground.host

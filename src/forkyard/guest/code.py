@@ -11,6 +11,14 @@ from pathlib import Path
 _SOURCE = Path(__file__).parent.parent / "guest_code"
 #: Gone with the memory of the machine, as the contexts are.
 FOLDER = "/run/forkyard"
+#: What came along into an image of others, which may have no Python, or one too old for this.
+BROUGHT = (
+    "/opt/forkyard/runtime/lib/ld-linux-x86-64.so.2",
+    "--library-path",
+    "/opt/forkyard/runtime/lib",
+    "/opt/forkyard/runtime/bin/python3.11",
+    "-I",
+)
 _MAIN = "from guest_code.runner import main\n\nmain()\n"
 
 

@@ -24,6 +24,9 @@ _NAMES = {1: "stdout", 2: "stderr"}
 
 
 class Piped(Kernel):
+    #: Whether the worker is asked on its stdin. If not, the code finds nothing there that it could take away or close.
+    by_stdin = True
+
     def __init__(self) -> None:
         super().__init__()
         self._count = 0
@@ -32,8 +35,8 @@ class Piped(Kernel):
         self._decoders: dict[int, codecs.IncrementalDecoder] = {}
         self._selector: selectors.DefaultSelector | None = None
 
-    def argv(self, answers: int) -> list[str]:
-        """`answers`: where the worker says how a run ended."""
+    def argv(self, requests: int, answers: int) -> list[str]:
+        """`requests`: where the worker is asked; `answers`: where it says how a run ended."""
         raise NotImplementedError
 
     def start(self) -> None:
@@ -41,11 +44,11 @@ class Piped(Kernel):
         self._answers, answers = os.pipe()
         try:
             self.process = subprocess.Popen(
-                self.argv(answers),
-                stdin=requests,
+                self.argv(requests, answers),
+                stdin=requests if self.by_stdin else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                pass_fds=(answers,),
+                pass_fds=(answers,) if self.by_stdin else (requests, answers),
                 start_new_session=True,
             )
         finally:
@@ -121,8 +124,11 @@ class Piped(Kernel):
 class Bash(Piped):
     """An interactive shell without a terminal: an interrupt takes it back to its prompt, and its variables are kept."""
 
-    def argv(self, answers: int) -> list[str]:
-        self._say = f"printf '%s\\0' \"$?\" >&{answers}\n"
+    def argv(self, _requests: int, answers: int) -> list[str]:
+        # What `set -x` shows is for the code alone: what is not is said while it is off. After a quote that was not closed
+        # the shell takes no `{` for what it is until another line has come, be it an empty one.
+        keep = "case $- in *x*) __fyx='set -x;' ;; *) __fyx= ;; esac; set +x"
+        self._say = f"\n{{ printf '%s\\0' \"$?\" >&{answers}; {keep}; }} 2>/dev/null\n"
         return [program("bash"), "--norc", "--noprofile", "--noediting", "-i"]
 
     def start(self) -> None:
@@ -136,7 +142,7 @@ class Bash(Piped):
         run.started(self._count)
         before = "".join(f"__fy_{name}=${{{name}-}} __fyset_{name}=${{{name}+x}}; " for name in run.env)
         given = "".join(f"export {name}={shlex.quote(value)}; " for name, value in run.env.items())
-        code = f"{before}{given}\neval {shlex.quote(run.code)} </dev/null\n" + self._say
+        code = f'{before}{given}\neval "$__fyx" {shlex.quote(run.code)} </dev/null\n' + self._say
         after = "".join(
             f'[ "$__fyset_{name}" ] && {name}=$__fy_{name} || unset {name}; unset __fy_{name} __fyset_{name}; '
             for name in run.env
@@ -150,9 +156,13 @@ class Bash(Piped):
 class Node(Piped):
     """JavaScript and TypeScript; `worker.js` is its other half."""
 
-    def argv(self, answers: int) -> list[str]:
+    by_stdin = False
+
+    def argv(self, requests: int, answers: int) -> list[str]:
         worker = (pkgutil.get_data(__package__, "worker.js") or b"").decode()
-        return [program("node"), "--no-warnings", "-e", worker, str(answers)]
+        # Inside the block its names are its own: the scope around it is where code is evaluated.
+        inside = f'"use strict";\n{{\n{worker}}}\n'
+        return [program("node"), "--no-warnings", "-e", inside, str(requests), str(answers)]
 
     def start(self) -> None:
         super().start()

@@ -1,17 +1,22 @@
 // JavaScript and TypeScript, in one Node process that remembers. Started as `node -e`, from the directory of the context.
 //
 // Code is evaluated as in a console: `const` may be said again, `await` stands anywhere, and the value of the last
-// expression is the result. Requests come on stdin and answers go to the descriptor in argv, one JSON object a line.
-"use strict";
+// expression is the result. Requests and answers go through the descriptors in argv, one JSON object a line.
+//
+// All of this is started inside a block: the scope that code is evaluated in is that of a script, and every name there is
+// the code's to take. So are those of the language, which are fetched before it comes.
+const { Array, Buffer, Error, JSON, Number, Object, Promise, String, Symbol, SyntaxError, WeakSet } = globalThis;
+const { console, eval: evaluated, process } = globalThis;
 const { Session } = require("node:inspector");
 const childProcess = require("node:child_process");
 const fs = require("node:fs");
+const net = require("node:net");
 const nodeModule = require("node:module");
 const readline = require("node:readline");
 const util = require("node:util");
 const vm = require("node:vm");
 
-const answers = Number(process.argv[1]);
+const [requests, answers] = process.argv.slice(1).map(Number);
 const JSON_CHARS = 1 << 20;
 const DISPLAY = Symbol.for("Jupyter.display");
 const session = new Session();
@@ -42,20 +47,29 @@ const plain = (value) => [Object.prototype, null].includes(Object.getPrototypeOf
 
 const show = async (value, main) => say({ type: "result", main, bundle: await bundleOf(value) });
 
+/** What `display` gave back, to be waited for: as the last expression it is no value. */
+const displayed = new WeakSet();
+
+function display(value) {
+  const shown = show(value, false);
+  displayed.add(shown);
+  return shown;
+}
+
 class Interrupted extends Error {}
 
 function tellThrown(error) {
   if (error instanceof Interrupted) return say({ type: "exception", name: "Interrupted", value: "", traceback: "" });
   if (!(error instanceof Error)) return say({ type: "exception", name: "Uncaught", value: util.inspect(error), traceback: "" });
   const lines = String(error.stack).split("\n");
-  const ours = lines.findIndex((line) => line.includes("at Session.post (node:inspector"));
+  const ours = lines.findIndex((line) => /at (Session\.post \(node:inspector|withoutTypes \(\[eval\])/.test(line));
   const traceback = (ours < 0 ? lines : lines.slice(0, ours)).join("\n");
   say({ type: "exception", name: error.name, value: error.message, traceback });
 }
 
 /** The value behind what the inspector says of it. */
 function valueOf(remote) {
-  if (remote.objectId === undefined) return remote.unserializableValue ? eval(remote.unserializableValue) : remote.value;
+  if (remote.objectId === undefined) return remote.unserializableValue ? evaluated(remote.unserializableValue) : remote.value;
   let found;
   hidden("__forkyard_take", (value) => (found = value));
   session.post("Runtime.callFunctionOn", {
@@ -69,33 +83,49 @@ function valueOf(remote) {
 
 // ── code ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-// Code that is evaluated has no `import` of its own: it is given ours. Strings and comments are left as they are.
-const ASIDE = /("(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|`(?:[^`\\]|\\.)*`|\/\/.*|\/\*[^]*?\*\/)|(?<![\w$.])import\s*\(/g;
-const STATIC = /^([ \t]*)import\s+(?:([\w$]+)\s*,?\s*)?(?:\*\s*as\s+([\w$]+)|(\{[^}]*\}))?\s*(?:from\s*)?(["'])([^"'\n]+)\5\s*;?/gm;
+// Code that is evaluated has no `import` of its own: it is given ours. What it exports is there for the next run like all
+// else. Strings and comments are left as they are.
+const ASIDE = /(?<aside>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|`(?:[^`\\]|\\[^])*`|\/\/.*|\/\*[^]*?\*\/)/;
+const DYNAMIC = /(?<dynamic>(?<![\w$.])import\s*\()/;
+const STATIC =
+  /(?<=^|;)(?<indent>[ \t]*)import(?![\w$])\s*(?:(?<one>[\w$]+)\s*,?\s*)?(?:\*\s*as\s+(?<all>[\w$]+)|(?<some>\{[^}]*\}))?\s*(?:from\s*)?(?<quote>["'])(?<from>[^"'\n]+)\k<quote>(?:\s*with\s*(?<how>\{[^}]*\}))?\s*;?/;
+const DECLARED = /(?<=^|;)[ \t]*export\s+(?:default\s+)?(?=(?:async\s+)?function\s*\*?\s*[\w$]|class\s+(?!extends\s)[\w$]|const\s|let\s|var\s)/;
+const LISTED = /(?<=^|;)[ \t]*export\s*\{[^}]*\}(?!\s*from)\s*;?/;
+const VALUE = /(?<value>(?<=^|;)[ \t]*export\s+default\s)/;
+const MODULE = new RegExp([ASIDE, DYNAMIC, STATIC, DECLARED, LISTED, VALUE].map((one) => one.source).join("|"), "gm");
 
 function withImports(code) {
-  const asked = code.replace(STATIC, (whole, indent, one, all, some, _quote, from) => {
-    if (/^\s*import\s*["']/.test(whole)) return `${indent}await __forkyard_import(${JSON.stringify(from)});`;
+  return code.replace(MODULE, (...match) => {
+    const { aside, dynamic, indent, one, all, some, from, how, value } = match.at(-1);
+    if (aside !== undefined) return aside;
+    if (dynamic !== undefined) return "__forkyard_import(";
+    if (value !== undefined) return "0, "; // an expression, whatever it begins with
+    if (from === undefined) return "";
+    const loaded = `await __forkyard_import(${JSON.stringify(from)}${how ? `, { with: ${how} }` : ""})`;
     const names = some && some.replace(/([\w$]+)\s+as\s+([\w$]+)/g, "$1: $2");
-    const parts = [one && `${one} = $.default`, all && `${all} = $`, names && `${names} = $`].filter(Boolean);
-    const loaded = `(await __forkyard_import(${JSON.stringify(from)}))`;
-    return `${indent}const ${parts.map((part) => part.replace("$", () => loaded)).join(", ")};`;
+    const parts = [one && `${one} = (${loaded}).default`, all && `${all} = ${loaded}`, names && `${names} = ${loaded}`];
+    const asked = parts.filter(Boolean).join(", ");
+    return `${indent}${asked ? `const ${asked}` : `void (${loaded})`};`;
   });
-  return asked.replace(ASIDE, (whole, aside) => aside ?? "__forkyard_import(");
 }
 
 function withoutTypes(code) {
-  try {
-    return nodeModule.stripTypeScriptTypes(code);
-  } catch (error) {
-    if (error.code !== "ERR_UNSUPPORTED_TYPESCRIPT_SYNTAX") throw error;
-    // Enums and namespaces are more than types: Bun knows how to make code of them.
-    const options = '{loader: "ts", deadCodeElimination: false}'; // the last expression is not dead
-    const program = `process.stdout.write(new Bun.Transpiler(${options}).transformSync(await Bun.stdin.text()))`;
-    const done = childProcess.spawnSync("bun", ["-e", program], { input: code, encoding: "utf8" });
-    if (done.status !== 0) throw error;
-    return done.stdout;
+  let refused;
+  if (nodeModule.stripTypeScriptTypes !== undefined) {
+    try {
+      return nodeModule.stripTypeScriptTypes(code);
+    } catch (error) {
+      if (error.code !== "ERR_UNSUPPORTED_TYPESCRIPT_SYNTAX") throw error;
+      refused = error;
+    }
   }
+  // Enums and namespaces are more than types, and an older Node.js knows no types: Bun makes code of all that.
+  const options = '{loader: "ts", deadCodeElimination: false}'; // the last expression is not dead
+  const program = `process.stdout.write(new Bun.Transpiler(${options}).transformSync(await Bun.stdin.text()))`;
+  const done = childProcess.spawnSync("bun", ["-e", program], { input: code, encoding: "utf8" });
+  if (done.status === 0) return done.stdout;
+  if (refused === undefined && done.error === undefined) refused = new SyntaxError(done.stderr.trim());
+  throw refused ?? new Error(`TypeScript takes Node.js 22.13 or later, or Bun; this is Node.js ${process.version}, without Bun`);
 }
 
 const step = new vm.Script("__forkyard_step()");
@@ -128,7 +158,10 @@ async function run({ code, language, env }) {
       withImports(language === "typescript" ? withoutTypes(code) : code),
     );
     if (exceptionDetails) tellThrown(valueOf(exceptionDetails.exception ?? result));
-    else if (result.type !== "undefined") await show(valueOf(result), true);
+    else if (result.type !== "undefined") {
+      const value = valueOf(result);
+      if (!displayed.has(value)) await show(value, true);
+    }
   } catch (error) {
     tellThrown(error);
   }
@@ -141,11 +174,12 @@ async function run({ code, language, env }) {
 
 hidden("__forkyard_import", (from, options) => import(from, options));
 hidden("require", nodeModule.createRequire(process.cwd() + "/"));
-hidden("display", (value) => show(value, false));
+hidden("display", display);
 for (const event of ["uncaughtException", "unhandledRejection"]) process.on(event, (error) => console.error(error));
 process.on("SIGINT", () => {}); // between runs
 let last = Promise.resolve();
-readline.createInterface({ input: process.stdin }).on("line", (line) => {
+const input = new net.Socket({ fd: requests, readable: true, writable: false });
+readline.createInterface({ input }).on("line", (line) => {
   last = last.then(() => run(JSON.parse(line)));
 });
 say({ type: "done" });

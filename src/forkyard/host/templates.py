@@ -23,6 +23,7 @@ import structlog
 
 from forkyard.errors import CommandNotFound, ForkyardError, SnapshotCorrupt, TemplateBuildFailed
 from forkyard.guest.base import Connector, Guest
+from forkyard.guest.code import BROUGHT
 from forkyard.host import errand
 from forkyard.host.cache import MANIFEST, used_now
 from forkyard.host.foundry import Foundry
@@ -69,15 +70,8 @@ NETWORK_UP_S = 120.0
 NETWORK_STATE = "ls /sys/class/net; cat /proc/net/route; dmesg | grep -i -e virtio -e eth0 | tail -n 5"
 
 
-#: The interpreter that was brought into an image of others, and what it does there: wait for the network card, grow the
+#: What the interpreter that was brought into an image of others does there: wait for the network card, grow the
 #: file system to the size of its disk, write everything out.
-FOREIGN_PYTHON = (
-    "/opt/forkyard/runtime/lib/ld-linux-x86-64.so.2",
-    "--library-path",
-    "/opt/forkyard/runtime/lib",
-    "/opt/forkyard/runtime/bin/python3.11",
-    "-Ic",
-)
 FOREIGN_SETTLE = """
 import fcntl, os, struct, time
 for _ in range(100):
@@ -366,7 +360,7 @@ async def _use_foreign(guest: Guest, note: Callable[[str], None]) -> None:
     """An image of others may lack everything, and its services may fail as they like."""
     if await guest.exists("/opt/forkyard/system"):
         note(f"systemd-{await errand.run(guest, ['systemctl', 'is-system-running', '--wait'])}"[:40])
-    said = await errand.run(guest, [*FOREIGN_PYTHON, FOREIGN_SETTLE])
+    said = await errand.run(guest, [*BROUGHT, "-c", FOREIGN_SETTLE])
     if "network up" not in said:
         raise TemplateBuildFailed(f"its network card did not come up: {said[-500:]}")
     note("network")

@@ -66,7 +66,7 @@ class HostVolumes:
 
     def wanted(self, mounts: Sequence[Mount], saved: Sequence[Mounted] = ()) -> list[Attachment]:
         """What a new machine gets: what it was saved with, and the rest new."""
-        modes = {(mount.volume_id, mount.path): mount.mode for mount in mounts}
+        modes = {(mount.volume_id, mount.path): mount.given for mount in mounts}
         there = [self._again(one, modes.get((one.volume_id, one.path))) for one in saved]
         had = {(one.volume_id, one.path) for one in saved}
         free = [slot for slot in range(VOLUME_SLOTS) if slot not in {one.slot for one in saved}]
@@ -96,7 +96,7 @@ class HostVolumes:
     def _new(self, mount: Mount, slot: int) -> Attachment:
         version = self._volumes.find(mount.volume_id, mount.version)
         disk = self._disks.new_path()
-        mounted = Mounted(slot, mount.volume_id, version.number, mount.path, mount.mode, version.size_bytes, disk)
+        mounted = Mounted(slot, mount.volume_id, version.number, mount.path, mount.given, version.size_bytes, disk)
         return Attachment(mounted, version.disk, new=True)
 
     def begin(self, entry: Entry, attachments: Sequence[Attachment]) -> Entry:
@@ -108,7 +108,7 @@ class HostVolumes:
 
     def hand_over(self, entry: Entry, mounts: Sequence[Mount]) -> Entry:
         """A machine that has these mounted already becomes somebody's, who may be their writer."""
-        modes = {mount.path: mount.mode for mount in mounts}
+        modes = {mount.path: mount.given for mount in mounts}
         return replace(entry, volumes=[replace(one, mode=modes[one.path]) for one in entry.volumes])
 
     def release(self, attachments: Iterable[Attachment]) -> None:
@@ -186,11 +186,11 @@ class HostVolumes:
 
     # ── volumes ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def make(self, volume_id: str, size_bytes: int) -> None:
+    async def make(self, volume_id: str, size_bytes: int, *, for_all: bool = False) -> None:
         if not self._volumes.versions(volume_id):
-            await asyncio.to_thread(self._volumes.make, volume_id, size_bytes)
+            await asyncio.to_thread(self._volumes.make, volume_id, size_bytes, for_all=for_all)
 
-    async def commit(self, machine: Machine, path: str, *, force: bool) -> Version:
+    async def commit(self, machine: Machine, path: str, *, force: bool, kept: bool = True) -> Version:
         """What the machine has there, all that was written before this was asked for included, is a new version."""
         entry = machine.entry
         mounted = _at(entry, path)
@@ -203,7 +203,7 @@ class HostVolumes:
             reached("commit.sealed")
             version = await asyncio.to_thread(
                 lambda: self._volumes.publish(
-                    mounted.volume_id, sealed, mounted.size_bytes, kept=True, source=entry.sandbox_id
+                    mounted.volume_id, sealed, mounted.size_bytes, kept=kept, source=entry.sandbox_id
                 )
             )
             mounted = replace(mounted, version=version.number)

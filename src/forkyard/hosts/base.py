@@ -66,6 +66,12 @@ class Mount:
     path: str
     mode: VolumeMode
     version: int | None = None  # None: the newest
+    draft: bool = False  # `rw`, but nothing of what is written is the volume's unless it is committed
+
+    @property
+    def given(self) -> VolumeMode:
+        """What the machine has: of a draft, a copy."""
+        return "cow" if self.draft else self.mode
 
 
 @dataclass(frozen=True)
@@ -220,8 +226,8 @@ class Host(Protocol):
         """Which of the values are in its memory, or on its disk above that of the snapshot `parent`."""
         ...
 
-    async def make_volume(self, volume_id: str, size_bytes: int) -> None:
-        """Empty. Durable when this returns. Idempotent."""
+    async def make_volume(self, volume_id: str, size_bytes: int, *, for_all: bool = False) -> None:
+        """Empty. Durable when this returns. Idempotent. `for_all`: every user may change what any user puts there."""
         ...
 
     async def volume_versions(self, volume_id: str) -> list[VolumeVersion]:
@@ -234,9 +240,11 @@ class Host(Protocol):
 
     async def drop_version(self, volume_id: str, number: int) -> None: ...
 
-    async def commit_volume(self, incarnation: Incarnation, path: str, *, force: bool) -> VolumeVersion:
-        """What a running machine has there becomes a new version that is kept; the machine goes on. Unless `force`,
-        `VolumeChanged` if its copy was made of an older version than the newest."""
+    async def commit_volume(
+        self, incarnation: Incarnation, path: str, *, force: bool, kept: bool = True
+    ) -> VolumeVersion:
+        """What a running machine has there becomes a new version, which stays if it is `kept`; the machine goes on. Unless
+        `force`, `VolumeChanged` if its copy was made of an older version than the newest."""
         ...
 
     async def delete_volume(self, volume_id: str) -> None:

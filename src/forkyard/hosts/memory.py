@@ -115,6 +115,8 @@ class MemoryWorld:
     machines: dict[Incarnation, MemoryMachine] = field(default_factory=dict)
     snapshots: dict[str, MemorySnapshot] = field(default_factory=dict)
     volumes: dict[str, list[VolumeVersion]] = field(default_factory=dict)
+    #: The number of the last version of each volume that has had more than one.
+    highest: dict[str, int] = field(default_factory=dict)
     rebooted: bool = False
     images: list[ImageInfo] = field(default_factory=list)
     #: What registries have, by name.
@@ -351,7 +353,7 @@ class MemoryHost:
 
     # ── volumes ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def make_volume(self, volume_id: str, size_bytes: int) -> None:
+    async def make_volume(self, volume_id: str, size_bytes: int, *, for_all: bool = False) -> None:  # noqa: ARG002
         await self._step("make_volume")
         self.world.volumes.setdefault(volume_id, [VolumeVersion(1, size_bytes, False, None, time.time())])
 
@@ -367,16 +369,18 @@ class MemoryHost:
     async def drop_version(self, volume_id: str, number: int) -> None:
         self.world.volumes[volume_id].remove(self._version(volume_id, number))
 
-    async def commit_volume(self, incarnation: Incarnation, path: str, *, force: bool) -> VolumeVersion:
+    async def commit_volume(
+        self, incarnation: Incarnation, path: str, *, force: bool, kept: bool = True
+    ) -> VolumeVersion:
         await self._step("commit_volume", incarnation)
         machine = self._in_power(incarnation, Power.RUNNING)
         mount = next((mount for mount in machine.spec.volumes if mount.path == path), None)
         if mount is None:
             raise VolumeNotFound(f"sandbox {incarnation.sandbox_id} has no volume at {path}")
         newest = self._version(mount.volume_id, None).number
-        if mount.mode == "cow" and mount.version not in (None, newest) and not force:
+        if mount.given == "cow" and mount.version not in (None, newest) and not force:
             raise VolumeChanged(f"the volume is at version {newest} now", version=newest, began_with=mount.version)
-        return self._new_version(mount.volume_id, incarnation.sandbox_id, kept=True)
+        return self._new_version(mount.volume_id, incarnation.sandbox_id, kept=kept)
 
     async def delete_volume(self, volume_id: str) -> None:
         await self._step("delete_volume")
@@ -388,12 +392,13 @@ class MemoryHost:
     def _leave_volumes(self, incarnation: Incarnation, machine: MemoryMachine) -> None:
         succeeded = any(other.sandbox_id == incarnation.sandbox_id for other in self.world.machines)
         for mount in machine.spec.volumes:
-            if mount.mode == "rw" and mount.volume_id in self.world.volumes and not succeeded:
+            if mount.given == "rw" and mount.volume_id in self.world.volumes and not succeeded:
                 self._new_version(mount.volume_id, incarnation.sandbox_id, kept=False)
 
     def _new_version(self, volume_id: str, source: str, *, kept: bool) -> VolumeVersion:
         newest = self._version(volume_id, None)
-        made = VolumeVersion(newest.number + 1, newest.size_bytes, kept, source, time.time())
+        number = self.world.highest[volume_id] = self.world.highest.get(volume_id, 1) + 1
+        made = VolumeVersion(number, newest.size_bytes, kept, source, time.time())
         self.world.volumes[volume_id] = [*(v for v in self.world.volumes[volume_id] if v.kept), made]
         return made
 

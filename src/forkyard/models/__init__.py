@@ -21,7 +21,7 @@ from forkyard.models.labels import LabelKey, LabelValue
 from forkyard.models.network import NetworkPolicy, Secret
 from forkyard.models.specs import GitRepo, Spec
 from forkyard.models.texts import Owner
-from forkyard.models.volumes import MAX_VOLUMES, CacheKind, MountPath, SandboxVolume, Volume, VolumeName
+from forkyard.models.volumes import MAX_VOLUMES, CacheKind, MountPath, SandboxVolume, VolumeMount
 
 #: Lower case letters and digits only: an id is also a host name and a label in preview URLs.
 SandboxId = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9]{19}$")]
@@ -91,7 +91,7 @@ class SandboxCreate(Request):
         max_length=64,
         description="Variables that hold a placeholder inside; the value is put in on the way out.",
     )
-    volumes: dict[MountPath, VolumeName | Volume] = Field(
+    volumes: dict[MountPath, VolumeMount] = Field(
         default_factory=dict,
         max_length=MAX_VOLUMES,
         description="By path: the name of a volume (`rw`), or how to mount it.",

@@ -6,14 +6,17 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints
 
 from forkyard.models.base import Answer, Request
+from forkyard.models.labels import OURS
 
 #: `rw`: what is written is the volume's, by one sandbox at a time. `ro`: nothing is written. `cow`: a copy of its own.
 VolumeMode = Literal["rw", "ro", "cow"]
 VolumeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 CacheKind = Literal["npm", "pip"]
+#: Of a machine that reads or writes files of a volume for somebody.
+FILES_LABEL = f"{OURS}volume"
 #: Of one sandbox, caches included.
 MAX_VOLUMES = 4
 MAX_VOLUME_MIB = 64 * 1024
@@ -34,6 +37,14 @@ class Volume(Request):
     def __init__(self, *name: str, **fields: Any) -> None:
         """`Volume("datasets", mode="cow")`."""
         super().__init__(**(dict(zip(("name",), name, strict=True)) if name else {}), **fields)
+
+
+def _named(given: object) -> object:
+    return Volume(given) if isinstance(given, str) else given
+
+
+#: A name alone will do. (Not a union: an error says what is wrong, and not that it is no name either.)
+VolumeMount = Annotated[Volume, BeforeValidator(_named, json_schema_input_type=VolumeName | Volume)]
 
 
 class VolumeCreate(Request):

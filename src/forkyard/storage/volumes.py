@@ -1,6 +1,7 @@
 """The versions of volumes, `<state_dir>/volumes/<id>/<number>.json`. Each names a sealed disk among the others.
 
-Owns: that a version is whole or not there, its number, and which of them stay: those somebody asked for, and the newest.
+Owns: that a version is whole or not there, its number, which no other ever has, and which of them stay: those somebody
+asked for, and the newest.
 Never does: looking into a file system. What is in a volume was written by guests, and only guests read it.
 """
 
@@ -10,6 +11,7 @@ import contextlib
 import json
 import os
 import shutil
+import struct
 import subprocess
 import tempfile
 import threading
@@ -24,7 +26,15 @@ from forkyard.storage.disks import Disks, allocated_bytes, chain, seal
 from forkyard.storage.durable import sync
 
 #: Who owns an empty volume's top directory: the image's ordinary user; root may write there anyway.
-_OWNER = "root_owner=1000:1000"
+_OWNER, _ROOT = "root_owner=1000:1000", "root_owner=0:0"
+#: Of one that is for everybody: as /tmp, and what is made in there is everybody's too, whatever the maker's umask
+#: (an ACL as `setxattr` takes it: version 2, and all may do all).
+_EVERYBODY_MODE = "041777"
+_EVERYBODY_ACL = struct.pack("<I" + 3 * "HHI", 2, 0x01, 7, 2**32 - 1, 0x04, 7, 2**32 - 1, 0x20, 7, 2**32 - 1)
+_JOURNAL_MIB, _SMALL_JOURNAL_MIB = 8, 4
+_SMALL_BYTES = 32 << 20  # the larger journal does not fit into 16 MiB
+#: In a volume's directory: the highest number it has given away, once the version with it was deleted.
+_HIGHEST = "highest"
 _TOOL_TIMEOUT_S = 3600.0
 #: A program that reads what a hypervisor wrote runs as nobody.
 _NOBODY = 65534
@@ -71,6 +81,7 @@ class Volumes:
         self._disks = disks
         self._lock = threading.Lock()
         self._known: dict[str, dict[int, Version]] = {}
+        self._highest: dict[str, int] = {}
 
     def load(self) -> None:
         """Called once, at the start."""
@@ -80,12 +91,15 @@ class Volumes:
             version = _read(path)
             if version is not None:
                 self._known.setdefault(version.volume_id, {})[version.number] = version
+        for path in self._dir.glob(f"*/{_HIGHEST}"):
+            with contextlib.suppress(OSError, ValueError):
+                self._highest[path.parent.name] = int(path.read_text())
 
-    def make(self, volume_id: str, size_bytes: int) -> Version:
-        """An empty volume: version 1."""
+    def make(self, volume_id: str, size_bytes: int, *, for_all: bool = False) -> Version:
+        """An empty volume: version 1. `for_all`: every user may change what any user has put there."""
         disk = self._disks.new_path()
         try:
-            make_empty(disk, size_bytes)
+            make_empty(disk, size_bytes, for_all=for_all)
             return self.publish(volume_id, disk, size_bytes, kept=False, source=None)
         finally:
             self._disks.release(disk)
@@ -99,7 +113,7 @@ class Volumes:
                 return newest
             seal(disk)
             sync(disk)
-            number = newest.number + 1 if newest is not None else 1
+            number = max(max(known, default=0), self._highest.get(volume_id, 0)) + 1
             version = Version(volume_id, number, disk, size_bytes, kept, source, time.time())
             self._write(version)
             known[version.number] = version
@@ -133,12 +147,18 @@ class Volumes:
 
     def drop(self, volume_id: str, number: int) -> None:
         with self._lock:
-            self._forget(self.find(volume_id, number))
+            version = self.find(volume_id, number)
+            if version.number == max(self._known[volume_id]):
+                # A copy may have begun with it: were the next one given its number, nobody would see that they differ.
+                self._put(self._dir / volume_id / _HIGHEST, str(version.number))
+                self._highest[volume_id] = version.number
+            self._forget(version)
 
     def delete(self, volume_id: str) -> None:
         """Idempotent. The disks go when nothing rests on them."""
         with self._lock:
             self._known.pop(volume_id, None)
+            self._highest.pop(volume_id, None)
             shutil.rmtree(self._dir / volume_id, ignore_errors=True)
 
     def ids(self) -> list[str]:
@@ -186,14 +206,17 @@ class Volumes:
             self._disks.release(disk)
 
     def _write(self, version: Version) -> None:
-        directory = self._dir / version.volume_id
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = directory / f"{version.number}.json"
+        path = self._dir / version.volume_id / f"{version.number}.json"
+        self._put(path, json.dumps({**vars(version), "disk": str(version.disk)}))
+
+    def _put(self, path: Path, text: str) -> None:
+        """Whole or not there, and durable when it returns."""
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         partial = path.with_suffix(".new")
-        partial.write_text(json.dumps({**vars(version), "disk": str(version.disk)}))
+        partial.write_text(text)
         sync(partial)
         partial.rename(path)
-        for folder in (directory, self._dir):
+        for folder in (path.parent, self._dir):
             sync(folder)
 
     def _forget(self, version: Version) -> None:
@@ -215,7 +238,7 @@ def _read(path: Path) -> Version | None:
     return None
 
 
-def make_empty(disk: Path, size_bytes: int) -> None:
+def make_empty(disk: Path, size_bytes: int, *, for_all: bool = False) -> None:
     """A file system made here, on a file that no guest has seen."""
     with tempfile.TemporaryDirectory(dir=disk.parent.parent) as scratch:
         raw = Path(scratch) / "volume"
@@ -223,9 +246,14 @@ def make_empty(disk: Path, size_bytes: int) -> None:
             file.truncate(size_bytes)
         _run(
             *("mke2fs", "-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0"),
-            *("-E", f"{_OWNER},assume_storage_prezeroed=1", "-J", "size=8", str(raw)),
+            *("-E", f"{_ROOT if for_all else _OWNER},assume_storage_prezeroed=1"),
+            *("-J", f"size={_SMALL_JOURNAL_MIB if size_bytes < _SMALL_BYTES else _JOURNAL_MIB}", str(raw)),
         )
         _run("debugfs", "-w", "-R", "rmdir lost+found", str(raw))
+        if for_all:
+            (Path(scratch) / "acl").write_bytes(_EVERYBODY_ACL)
+            _run("debugfs", "-w", "-R", f"set_inode_field / mode {_EVERYBODY_MODE}", str(raw))
+            _run("debugfs", "-w", "-R", f'ea_set -f "{scratch}/acl" / system.posix_acl_default', str(raw))
         _run("qemu-img", "convert", "-O", "qcow2", str(raw), str(disk))
 
 

@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 import sqlalchemy as sa
 
 from forkyard.errors import Conflict, QuotaExceeded, VolumeInUse, VolumeNotFound
-from forkyard.models.volumes import SandboxVolume
+from forkyard.models.volumes import FILES_LABEL, SandboxVolume
 from forkyard.store.database import Database, record_event
-from forkyard.store.tables import volumes
+from forkyard.store.tables import sandboxes, volumes
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,12 @@ def take_volumes(connection: sa.Connection, sandbox_id: str, wanted: Iterable[Sa
         writer = connection.execute(sa.select(volumes.c.writer).where(*here)).scalar()
         if writer is None:
             raise VolumeNotFound(f"volume {one.name!r} was deleted meanwhile")
+        labels = connection.execute(sa.select(sandboxes.c.labels).where(sandboxes.c.id == writer)).scalar() or {}
         raise VolumeInUse(
-            f"volume {one.name!r} is mounted read-write by sandbox {writer}, and one at a time may; delete that one, or mount "
-            "it with mode `cow` or `ro`",
+            f"files are being written to volume {one.name!r}; try again when that is done"
+            if FILES_LABEL in labels
+            else f"volume {one.name!r} is mounted read-write by sandbox {writer}, and one at a time may; delete that one, or "
+            "mount it with mode `cow` or `ro`",
             volume=one.name,
             sandbox_id=writer,
         )

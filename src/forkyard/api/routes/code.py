@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Path, Response
 
 from forkyard.api.answers import answer, done
-from forkyard.api.inputs import BoundedRoute, Control, checked_env, checked_path, checked_text
+from forkyard.api.inputs import CodeRoute, Control, checked_env, checked_path, checked_text
 from forkyard.api.problem import documented
 from forkyard.api.streams import NdjsonStream, lines, opened
 from forkyard.errors import (
@@ -29,7 +29,7 @@ from forkyard.models.code import CodeRun, ContextCreate, ContextInfo
 router = APIRouter(
     prefix="/sandboxes/{sandbox_id}",
     tags=["code"],
-    route_class=BoundedRoute,
+    route_class=CodeRoute,
     responses=documented(
         SandboxNotFound,
         ContextNotFound,

@@ -15,7 +15,7 @@ from forkyard.api.answers import answer, done
 from forkyard.api.inputs import BoundedRoute, Control, QueryPath, raw_body, upload
 from forkyard.api.problem import documented
 from forkyard.api.streams import ByteStream, TarStream, non_empty, opened
-from forkyard.control.volume_files import place, seen
+from forkyard.control.volume_files import described, inside, seen
 from forkyard.errors import (
     Conflict,
     FileConflict,
@@ -148,7 +148,7 @@ async def read(
     @asynccontextmanager
     async def reading() -> AsyncIterator[AsyncIterator[bytes]]:
         files = control.volume_files.opened(volume, version=version, key_id=request.state.api_key_id)
-        async with files as guest, guest.read_file(place(path), offset=offset, length=length) as chunks:
+        async with files as guest, guest.read_file(await inside(guest, path), offset=offset, length=length) as chunks:
             yield chunks
 
     stack, chunks = await opened(reading())
@@ -173,7 +173,9 @@ async def write(
     """`volume_in_use` if a sandbox writes to it: then write there."""
     permissions = None if mode is None else int(mode, 8)
     async with control.volume_files.opened(volume, write=True, key_id=request.state.api_key_id) as guest:
-        made = await guest.write_file(place(path), upload(request), mode=permissions, append=append, parents=parents)
+        made = await guest.write_file(
+            await inside(guest, path), upload(request), mode=permissions, append=append, parents=parents
+        )
     return answer(seen(made))
 
 
@@ -189,7 +191,7 @@ async def download(
     @asynccontextmanager
     async def reading() -> AsyncIterator[AsyncIterator[bytes]]:
         files = control.volume_files.opened(volume, version=version, key_id=request.state.api_key_id)
-        async with files as guest, guest.download_tar(place(path)) as chunks:
+        async with files as guest, guest.download_tar(await inside(guest, path)) as chunks:
             yield chunks
 
     stack, chunks = await opened(reading())
@@ -204,7 +206,7 @@ async def download(
 )
 async def upload_tar(volume: _Name, path: QueryPath, request: Request, control: Control) -> Response:
     async with control.volume_files.opened(volume, write=True, key_id=request.state.api_key_id) as guest:
-        await guest.upload_tar(place(path), upload(request))
+        await guest.upload_tar(await inside(guest, path), upload(request))
     return done()
 
 
@@ -223,7 +225,7 @@ async def list_files(
     version: _Version = None,
 ) -> Response:
     async with control.volume_files.opened(volume, version=version, key_id=request.state.api_key_id) as guest:
-        found = await guest.list_dir(place(path), depth=depth)
+        found = await guest.list_dir(await inside(guest, path), depth=depth)
     return answer(Page[FileInfo](items=[seen(info) for info in found]))
 
 
@@ -237,7 +239,7 @@ async def stat(
     volume: _Name, path: QueryPath, request: Request, control: Control, version: _Version = None
 ) -> Response:
     async with control.volume_files.opened(volume, version=version, key_id=request.state.api_key_id) as guest:
-        return answer(seen(await guest.stat(place(path))))
+        return answer(await described(guest, path))
 
 
 @router.delete(
@@ -247,5 +249,5 @@ async def remove(
     volume: _Name, path: QueryPath, request: Request, control: Control, recursive: bool = False
 ) -> Response:
     async with control.volume_files.opened(volume, write=True, key_id=request.state.api_key_id) as guest:
-        await guest.remove(place(path), recursive=recursive)
+        await guest.remove(await inside(guest, path, follow=False), recursive=recursive)
     return done()

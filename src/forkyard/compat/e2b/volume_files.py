@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from forkyard.compat.e2b import models
 from forkyard.compat.e2b.errors import Refused
 from forkyard.control.plane import ControlPlane
-from forkyard.control.volume_files import place
+from forkyard.control.volume_files import ROOT, inside
 from forkyard.errors import FileConflict, FileMissing, VolumeNotFound
 from forkyard.guest.base import ExecSpec, Exit, Guest, Output
 from forkyard.models.volumes import VolumeInfo
@@ -89,20 +89,21 @@ class VolumeFiles:
 
     async def _info(self, volume: VolumeInfo, path: str, _request: Request) -> Response:
         async with self._control.volume_files.opened(volume.id) as guest:
-            return JSONResponse(await _entry(guest, path))
+            return JSONResponse(await _entry(guest, await inside(guest, path, follow=False)))
 
     async def _list(self, volume: VolumeInfo, path: str, request: Request) -> Response:
         depth = models.number(request.query_params.get("depth"), "depth", 0, MAX_DEPTH) or 1
         async with self._control.volume_files.opened(volume.id) as guest:
-            if (await guest.stat(place(path))).type != "directory":
+            where = await inside(guest, path)
+            if (await guest.stat(where)).type != "directory":
                 raise Refused(400, f"path '{path[:1024]}' is not a directory")
-            return JSONResponse(await _entries(guest, path, depth))
+            return JSONResponse(await _entries(guest, where, depth))
 
     async def _read(self, volume: VolumeInfo, path: str, _request: Request) -> Response:
         async with AsyncExitStack() as stack:
             guest = await stack.enter_async_context(self._control.volume_files.opened(volume.id))
             try:
-                chunks = await stack.enter_async_context(guest.read_file(place(path)))
+                chunks = await stack.enter_async_context(guest.read_file(await inside(guest, path)))
             except FileConflict:
                 raise Refused(400, f"path '{path[:1024]}' is a directory") from None
             opened = stack.pop_all()
@@ -119,38 +120,42 @@ class VolumeFiles:
     async def _write(self, volume: VolumeInfo, path: str, request: Request) -> Response:
         wanted = _wanted(request)
         async with self._writing(volume) as guest:
+            where = await inside(guest, path)
             try:
-                await guest.write_file(place(path), request.stream(), mode=wanted.mode)
+                await guest.write_file(where, request.stream(), mode=wanted.mode)
             except FileConflict:
                 raise Refused(400, f"path '{path[:1024]}' is a directory") from None
-            await _own(guest, path, wanted)
-            return JSONResponse(await _entry(guest, path), 201)
+            await _own(guest, where, wanted)
+            return JSONResponse(await _entry(guest, where), 201)
 
     async def _make_dir(self, volume: VolumeInfo, path: str, request: Request) -> Response:
         wanted, force = _wanted(request), request.query_params.get("force", "").lower() == "true"
         async with self._writing(volume) as guest:
-            if await guest.exists(place(path)):
-                if not force or (await guest.stat(place(path))).type != "directory":
+            where = await inside(guest, path)
+            if await guest.exists(where):
+                if not force or (await guest.stat(where)).type != "directory":
                     raise Refused(409, f"path '{path[:1024]}' already exists")
             else:
-                await guest.mkdir(place(path), mode=0o755 if wanted.mode is None else wanted.mode, parents=force)
-                await _own(guest, path, wanted)
-            return JSONResponse(await _entry(guest, path), 201)
+                await guest.mkdir(where, mode=0o755 if wanted.mode is None else wanted.mode, parents=force)
+                await _own(guest, where, wanted)
+            return JSONResponse(await _entry(guest, where), 201)
 
     async def _update(self, volume: VolumeInfo, path: str, request: Request) -> Response:
         wanted = await models.read(request, models.Ownership)
         async with self._writing(volume) as guest:
-            await guest.stat(place(path))
+            where = await inside(guest, path)
+            await guest.stat(where)
             if wanted.mode is not None:
-                await guest.chmod(place(path), wanted.mode)
-            await _own(guest, path, wanted)
-            return JSONResponse(await _entry(guest, path))
+                await guest.chmod(where, wanted.mode)
+            await _own(guest, where, wanted)
+            return JSONResponse(await _entry(guest, where))
 
     async def _remove(self, volume: VolumeInfo, path: str, _request: Request) -> Response:
         async with self._writing(volume) as guest:
-            if place(path) == place("/"):
+            where = await inside(guest, path, follow=False)
+            if where == ROOT:
                 raise Refused(400, "the root of a volume is not removed; destroy the volume")
-            await guest.remove(place(path), recursive=True)
+            await guest.remove(where, recursive=True)
         return Response(status_code=204)
 
 
@@ -163,30 +168,30 @@ def _wanted(request: Request) -> models.Ownership:
     )
 
 
-async def _own(guest: Guest, path: str, wanted: models.Ownership) -> None:
+async def _own(guest: Guest, where: str, wanted: models.Ownership) -> None:
     if wanted.uid is None and wanted.gid is None:
         return
     who = f"{'' if wanted.uid is None else wanted.uid}:{'' if wanted.gid is None else wanted.gid}"
-    await _said(guest, ["chown", "-h", who, "--", place(path)])
+    await _said(guest, ["chown", "-h", who, "--", where])
 
 
-async def _entry(guest: Guest, path: str) -> dict[str, Any]:
-    await guest.stat(place(path))
-    found = await _found(guest, path, "-maxdepth", "0")
+async def _entry(guest: Guest, where: str) -> dict[str, Any]:
+    await guest.stat(where)
+    found = await _found(guest, where, "-maxdepth", "0")
     if not found:
-        raise FileMissing(f"{path} is gone")
+        raise FileMissing(f"{where} is gone")
     return found[0]
 
 
-async def _entries(guest: Guest, path: str, depth: int) -> list[dict[str, Any]]:
-    found = await _found(guest, path, "-mindepth", "1", "-maxdepth", str(depth))
+async def _entries(guest: Guest, where: str, depth: int) -> list[dict[str, Any]]:
+    found = await _found(guest, where, "-mindepth", "1", "-maxdepth", str(depth))
     return sorted(found, key=lambda one: str(one["path"]).split("/"))
 
 
-async def _found(guest: Guest, path: str, *depth: str) -> list[dict[str, Any]]:
-    told = await _said(guest, ["find", place(path), *depth, "-printf", _FORMAT])
+async def _found(guest: Guest, where: str, *depth: str) -> list[dict[str, Any]]:
+    told = await _said(guest, ["find", where, *depth, "-printf", _FORMAT])
     try:
-        return entries(told, place(path).removeprefix(place("/")))
+        return entries(told, where.removeprefix(ROOT))
     except (ValueError, OverflowError):  # what is in a volume was written by anybody
         raise Refused(400, "what is in the volume cannot be told") from None
 
