@@ -109,7 +109,7 @@ def test_what_a_build_rests_on_may_go_and_what_it_wrote_counts(own_daemon: Daemo
 
 def test_a_build_that_may_not_go_out_says_where_it_wanted_to(own_daemon: Daemon) -> None:
     with own_daemon.client() as fy:
-        with pytest.raises(BuildFailed, match="network policy of the build refused docs.example.com") as failed:
+        with pytest.raises(BuildFailed, match=r"network policy of the build refused docs\.example\.com") as failed:
             fy.builds.create(Spec().run("curl -sS https://docs.example.com"), network="none").wait()
         assert failed.value.details["denied"] == ["docs.example.com"]
         for build in fy.builds.list():
