@@ -326,6 +326,15 @@ def test_a_machine_without_a_kernel_says_what_to_install(sbx: Sandbox, tmp_path:
         sbx.contexts.create("python", env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
 
 
+def test_a_python_that_is_too_old_for_it_is_named(sbx: Sandbox, tmp_path: Path) -> None:
+    python = tmp_path / "python3"
+    old = "import runpy, sys; sys.version_info = (3, 9, 1); runpy.run_path(sys.argv[1], run_name='__main__')"
+    python.write_text(f'#!/bin/sh\nexec /usr/bin/python3 -c "{old}" "$@"\n')
+    python.chmod(0o755)
+    with pytest.raises(LanguageMissing, match=r"needs Python 3\.10 or newer, and .* is 3\.9"):
+        sbx.contexts.create("python", env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
+
+
 def test_a_machine_without_python_runs_the_languages_it_has(
     sbx: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,18 @@ BROUGHT = (
     "/opt/forkyard/runtime/bin/python3.11",
     "-I",
 )
-_MAIN = "from guest_code.runner import main\n\nmain()\n"
+_MAIN = """\
+import json, sys
+
+if sys.version_info < (3, 10):
+    said = "code needs Python 3.10 or newer, and the python3 of this machine is %d.%d" % sys.version_info[:2]
+    print(json.dumps({"type": "failed", "id": "", "message": said}), flush=True)
+    sys.exit(1)
+
+from guest_code.runner import main
+
+main()
+"""
 
 
 @cache
