@@ -86,6 +86,20 @@ def test_no_two_versions_ever_have_one_number(volumes: Volumes, disks: Disks, pl
     assert publish(again) == newest.number + 3
 
 
+def test_dropping_the_newest_one_after_the_other_gives_no_number_back(volumes: Volumes, disks: Disks) -> None:
+    newest = volumes.keep("v")
+
+    def publish() -> int:
+        disk = disks.new_path()
+        asyncio.run(disks.make_overlay(disk, newest.disk, 1))
+        return volumes.publish("v", disk, SIZE_BYTES, kept=True, source=None).number
+
+    second, third = publish(), publish()
+    volumes.drop("v", third)
+    volumes.drop("v", second)
+    assert publish() == third + 1
+
+
 def test_a_number_is_spent_before_its_version_goes(
     volumes: Volumes, disks: Disks, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,7 +148,7 @@ class Volumes:
     def drop(self, volume_id: str, number: int) -> None:
         with self._lock:
             version = self.find(volume_id, number)
-            if version.number == max(self._known[volume_id]):
+            if version.number > self._highest.get(volume_id, 0) and version.number == max(self._known[volume_id]):
                 # A copy may have begun with it: were the next one given its number, nobody would see that they differ.
                 self._put(self._dir / volume_id / _HIGHEST, str(version.number))
                 self._highest[volume_id] = version.number
