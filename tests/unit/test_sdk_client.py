@@ -16,6 +16,7 @@ from forkyard import (
     ExecNotFound,
     Forkyard,
     GuestUnreachable,
+    InvalidRequest,
     InvalidShape,
     OperationTimeout,
     OutputChunk,
@@ -225,6 +226,15 @@ def test_an_impossible_shape_is_refused_before_anything_is_sent(daemon: Daemon, 
     with pytest.raises(InvalidShape, match="vcpus=99"):
         both.create(daemon, vcpus=99)
     assert daemon.requests == []
+
+
+@pytest.mark.parametrize(
+    "secret", [{"value": "hunter2", "hostz": ["a.test"]}, {"value": "hunter2", "hosts": 1}, "hunter2"]
+)
+def test_an_impossible_secret_is_refused_and_not_shown(daemon: Daemon, both: Both, secret: object) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        both.create(daemon, secrets={"KEY": secret})
+    assert "hunter2" not in str(refused.value) and daemon.requests == []
 
 
 def test_lists_are_read_to_the_last_page(daemon: Daemon, both: Both) -> None:

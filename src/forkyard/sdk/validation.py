@@ -31,6 +31,8 @@ from forkyard.models.volumes import VolumeCreate
 
 M = TypeVar("M", bound=BaseModel)
 
+#: Fields that hold, or are, what nobody else should see.
+_SECRET = frozenset({"secrets", "registry"})
 #: Of an argument that is not possible.
 _SHOWN_CHARS = 200
 
@@ -156,7 +158,8 @@ def _valid(model: type[M], fields: Any) -> M:
         name = field_of(first["loc"])
         cls = InvalidShape if name in Shape.model_fields else InvalidRequest
         # What was given in place of a secret may be one.
-        given = "" if name.startswith("secrets.") else f"={_shortened(repr(first['input']))}"
+        hidden = model is Secret or bool(_SECRET.intersection(first["loc"]))
+        given = "" if hidden else f"={_shortened(repr(first['input']))}"
         raise cls(f"{name}{given} is not possible: {first['msg'].removeprefix('Value error, ')}.", field=name) from None
 
 
