@@ -246,16 +246,18 @@ def test_typescript_on_an_older_node_takes_bun_and_says_so(sbx: Sandbox, tmp_pat
     (tmp_path / "older.js").write_text("delete require('node:module').stripTypeScriptTypes")
     env = {"PATH": f"{tmp_path}:/usr/local/bin:/usr/bin:/bin", "NODE_OPTIONS": f"--require={tmp_path}/older.js"}
     node = sbx.contexts.create("javascript", env=env)
-    bun = tmp_path / "bun"
+    bun, does = tmp_path / "bun", tmp_path / "does"
+    bun.write_text(f"#!/bin/sh\n. {does}\n")  # once: a program that somebody writes cannot be started
+    bun.chmod(0o755)
     for script, said in (
         ("exec sed 's/: number//'", None),
         ("echo 'error: Unexpected =' >&2; exit 1", "Unexpected ="),
         (None, "or Bun; this is Node.js v"),
     ):
-        bun.write_text(f"#!/bin/sh\n{script}\n")
-        bun.chmod(0o755)
         if script is None:
             bun.unlink()
+        else:
+            does.write_text(script)
         ran = sbx.run_code("const n: number = 3; n", language="typescript", context=node)
         if said is None:
             assert ran.text == "3"

@@ -168,6 +168,11 @@ async def test_unknown_execs_are_not_found(guest: Guest) -> None:
             pass
 
 
+async def test_what_is_not_there_is_named_when_it_is_asked_for(guest: Guest, root: str) -> None:
+    with pytest.raises(FileMissing, match=f"{root}/none: "):
+        await guest.stat(f"{root}/none")
+
+
 async def test_a_file_is_written_read_and_described(guest: Guest, root: str) -> None:
     info = await guest.write_file(f"{root}/a/b.bin", pieces(b"\0\xff", b"tail"), mode=0o640)
     assert (info.name, info.path, info.type, info.size, info.mode) == ("b.bin", f"{root}/a/b.bin", "file", 6, 0o640)

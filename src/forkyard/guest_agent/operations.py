@@ -12,7 +12,7 @@ from .accounts import full_path
 from .arguments import command, flag, integer, integers, optional_integer, optional_seconds, optional_text, text, texts
 from .attachment import Attachment
 from .execs import Execs, ExecSpec
-from .failures import Failure
+from .failures import Failure, from_os_error
 from .identity import Identity
 from .loop import Loop
 from .pipes import StdinTask
@@ -241,7 +241,11 @@ class Operations:
         return None
 
     def op_stat(self, _stream: Stream, args: Arguments) -> Result:
-        return files.record(_path(args))
+        path = _path(args)
+        try:
+            return files.record(path)
+        except OSError as error:
+            raise from_os_error(error, path) from None
 
     def op_exists(self, _stream: Stream, args: Arguments) -> Result:
         return {"exists": os.path.lexists(_path(args))}

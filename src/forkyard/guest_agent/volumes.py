@@ -99,7 +99,10 @@ class Flush:
     def thaw(self, thawed: Callable[[], object]) -> None:
         """Told when they can be written to again."""
         self._thawed = thawed
-        os.write(self._go_on, b"g")
+        try:
+            os.write(self._go_on, b"g")
+        except BrokenPipeError:  # it is over already, and we are about to see that
+            pass
 
     def _reported(self, _events: int) -> None:
         said = os.read(self._report, 16)

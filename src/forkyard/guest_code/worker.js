@@ -125,6 +125,7 @@ function withoutTypes(code) {
   const done = childProcess.spawnSync("bun", ["-e", program], { input: code, encoding: "utf8" });
   if (done.status === 0) return done.stdout;
   if (refused === undefined && done.error === undefined) refused = new SyntaxError(done.stderr.trim());
+  if (refused === undefined && done.error.code !== "ENOENT") refused = new Error(`Bun cannot be started: ${done.error.message}`);
   throw refused ?? new Error(`TypeScript takes Node.js 22.13 or later, or Bun; this is Node.js ${process.version}, without Bun`);
 }
 
