@@ -54,7 +54,11 @@ class SandboxCreate(Request):
     vcpus: int = Field(1, ge=1, le=8)
     memory_mib: int = Field(512, ge=128, le=16384)
     disk_gib: int = Field(8, ge=4, le=1024)
-    labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=64)
+    labels: dict[LabelKey, LabelValue] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="To find it by. Those that begin with `forkyard.` are Forkyard's own.",
+    )
     annotations: dict[AnnotationKey, AnnotationValue] = Field(
         default_factory=dict, max_length=16, description="Notes of programs: kept as they are, searched by nobody."
     )
