@@ -617,7 +617,7 @@ def test_a_half_made_one_is_cleared_away_by_the_next_daemon(daemon: Daemon, fy: 
         from forkyard.store.dev_servers import DevServerRecord
 
         now = datetime.now(UTC)
-        await yard.daemon._control.sandboxes.create(marked(SandboxCreate(), **{"dev-server": "devhalf"}))
+        await yard.daemon._control.sandboxes.create(marked(SandboxCreate(), {"forkyard.dev-server": "devhalf"}))
         await yard.daemon._store.add_dev_server(DevServerRecord("devhalf", "half", "", {"repo": "x"}, now, now))
         await yard.daemon.dev_servers.start()
 

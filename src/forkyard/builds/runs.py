@@ -135,7 +135,7 @@ class Runs:
                 ttl_s=request.timeout_s + MACHINE_SPARE_S,
                 **({} if snapshot is None else {"snapshot": snapshot}),
             )
-            machine = await self._control.sandboxes.create(marked(wanted, run=run_id), api_key_id=key_id)
+            machine = await self._control.sandboxes.create(marked(wanted, {LABEL: run_id}), api_key_id=key_id)
             try:
                 async with self._control.sandboxes.use(machine.id) as guest:
                     return await _performed(guest, f"{_PLACE}/{run_id}", request)

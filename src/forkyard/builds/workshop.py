@@ -170,7 +170,9 @@ class Workshop:
             **({"snapshot": parent} if parent is not None else layer.shape.model_dump()),
         )
         image = layer.image if parent is None else None
-        sandbox = await control.sandboxes.create(marked(wanted, build=mark), api_key_id=made.key_id, image=image)
+        sandbox = await control.sandboxes.create(
+            marked(wanted, {BUILD_LABEL: mark}), api_key_id=made.key_id, image=image
+        )
 
         def on_step(number: int, text: str, ms: float | None) -> None:
             flight.phase("step" if ms is None else "done", layer.index, text, number, ms)
@@ -184,7 +186,7 @@ class Workshop:
                 ttl_s=MACHINE_TTL_S,
                 network=NetworkPolicy(egress=EgressPolicy(preset="none")),
             )
-            return (await control.sandboxes.create(marked(snapshot, build=mark), api_key_id=made.key_id)).id
+            return (await control.sandboxes.create(marked(snapshot, {BUILD_LABEL: mark}), api_key_id=made.key_id)).id
 
         async def on_stop(count: int) -> None:
             if kept + count in layer.stops():

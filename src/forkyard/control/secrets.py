@@ -119,6 +119,15 @@ class Secrets:
 
     # ── for the rest of the daemon ───────────────────────────────────────────────────────────────────────────────
 
+    async def named(self, name: str, field: str) -> str:
+        """The value of a stored secret that a request names in this field."""
+        try:
+            return await self.stored(name)
+        except NotFound:
+            raise InvalidRequest(
+                f"{field}: there is no secret {name!r}; store it first: forkyard secrets set {name}", field=field
+            ) from None
+
     async def stored(self, name: str) -> str:
         """The value itself, for what the daemon does on behalf of whoever stored it."""
         return self._vault.open(name, (await self._record(name)).sealed)

@@ -55,7 +55,7 @@ class VolumeFiles:
             idle_timeout_s=None,
             network=NetworkPolicy(egress=EgressPolicy(preset="none")),
         )
-        made = await self._sandboxes.create(marked(wanted, volume=record.id), api_key_id=key_id)
+        made = await self._sandboxes.create(marked(wanted, {FILES_LABEL: record.id}), api_key_id=key_id)
         try:
             async with self._sandboxes.use(made.id) as guest:
                 with _paths_of_the_volume():

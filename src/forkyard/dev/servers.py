@@ -163,13 +163,7 @@ class DevServers:
         own = request.sandbox.secrets.get(request.secret)
         if own is not None and own.value is not None:
             return own.value
-        try:
-            return await self._control.secrets.stored(request.secret)
-        except NotFound:
-            raise InvalidRequest(
-                f"there is no secret {request.secret!r}; store it first: forkyard secrets set {request.secret}",
-                field="secret",
-            ) from None
+        return await self._control.secrets.named(request.secret, "secret")
 
     async def _machine(
         self, record: DevServerRecord, request: DevServerCreate, repo: Repo | None, branch: str | None
@@ -179,7 +173,7 @@ class DevServers:
             identity = await self._hosting.only(repo, "write")
         clone = request.clone(repo.id if repo is not None else request.repo or "", branch)
         asked = request.machine(clone, name=request.sandbox.name or record.name, identity=identity)
-        return await self._make_sandbox(marked(asked, **{"dev-server": record.id}), api_key_id=record.key_id)
+        return await self._make_sandbox(marked(asked, {LABEL: record.id}), api_key_id=record.key_id)
 
     async def _set_up(self, guest: Guest, request: DevServerCreate) -> Setup:
         """Found out, and installed."""

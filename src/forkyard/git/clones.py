@@ -33,7 +33,6 @@ from forkyard.errors import (
     GitFailed,
     HostFailure,
     InvalidRequest,
-    NotFound,
     RemoteDenied,
     RemoteFailed,
     RemoteMissing,
@@ -232,13 +231,7 @@ class Clones:
         own = record.secrets.get(repo.secret)
         if own is not None:
             return await self._control.secrets.value(repo.secret, own)
-        try:
-            return await self._control.secrets.stored(repo.secret)
-        except NotFound:
-            raise InvalidRequest(
-                f"git: there is no secret {repo.secret!r}; store it first: forkyard secrets set {repo.secret}",
-                field="git.secret",
-            ) from None
+        return await self._control.secrets.named(repo.secret, "git.secret")
 
     async def _listed(self, url: str, env: Mapping[str, str]) -> tuple[str | None, frozenset[str]]:
         """Its default branch, its branches and tags. The first word with that host: most of what can be wrong is found

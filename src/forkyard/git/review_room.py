@@ -27,7 +27,7 @@ from forkyard.models.reviews import CommandReviewer, ReviewPlan, ReviewStep, Ste
 
 log = structlog.get_logger(__name__)
 
-LABEL = "forkyard.review"
+LABEL, ID_LABEL = "forkyard.review", "forkyard.review-id"
 OUTPUT_BYTES = 64 * 1024
 FETCH_S = 900.0
 #: On top of a command's own time limit.
@@ -103,11 +103,11 @@ class ReviewRoom:
     async def _copy(
         self, review_id: str, plan: ReviewPlan, key_id: str, identity_id: str | None = None
     ) -> AsyncIterator[str]:
-        marks = {"review": "copy", "review-id": review_id}
+        marks = {LABEL: "copy", ID_LABEL: review_id}
         sandboxes = self._control.sandboxes
         if plan.sandbox is not None:
             request = SandboxFork(count=1, name=f"review {review_id}", labels={})
-            forked = await self._control.forks.fork(plan.sandbox, marked(request, **marks), api_key_id=key_id or None)
+            forked = await self._control.forks.fork(plan.sandbox, marked(request, marks), api_key_id=key_id or None)
             made = forked.children[0].sandbox
             assert made is not None  # else the fork has raised
         else:
@@ -116,7 +116,7 @@ class ReviewRoom:
                     SandboxCreate(
                         name=f"review {review_id}", **({} if plan.snapshot is None else {"snapshot": plan.snapshot})
                     ),
-                    **marks,
+                    marks,
                 ),
                 api_key_id=key_id,
             )

@@ -26,10 +26,10 @@ LabelValue = Annotated[str, StringConstraints(max_length=256)]
 R = TypeVar("R", bound=Request)
 
 
-def marked(request: R, **marks: str) -> R:
-    """The same request for a machine of ours. `marked(request, build="x")` is the label `forkyard.build`."""
+def marked(request: R, marks: Mapping[str, str]) -> R:
+    """The same request for a machine of ours, with labels that begin with `forkyard.`."""
     labels: Mapping[str, str] = getattr(request, "labels", None) or {}
-    return request.model_copy(update={"labels": {**labels, **{OURS + name: value for name, value in marks.items()}}})
+    return request.model_copy(update={"labels": {**labels, **marks}})
 
 
 def theirs(labels: Mapping[str, str]) -> dict[str, str]:

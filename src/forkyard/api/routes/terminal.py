@@ -22,6 +22,7 @@ from forkyard.control.plane import ControlPlane
 from forkyard.errors import GuestUnreachable, InvalidRequest
 from forkyard.guest.base import Execution, Exit, Guest, Output
 from forkyard.models import ExecCreate, ExecResize, ExecSignal
+from forkyard.models.base import field_of
 
 router = APIRouter(tags=["execs"])
 
@@ -101,5 +102,5 @@ def _parsed(model: type[M], fields: dict[str, Any]) -> M:
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        message = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        message = "; ".join(f"{field_of(item['loc'])}: {item['msg']}" for item in error.errors())
         raise InvalidRequest(message) from None
