@@ -43,6 +43,17 @@ async def pieces(*data: bytes) -> AsyncIterator[bytes]:
 # ── cuts ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+async def test_an_agent_whose_start_nobody_waits_for_is_ended(tmp_path: Path) -> None:
+    agent = LocalAgent(tmp_path)
+    starting = asyncio.create_task(agent.__aenter__())
+    while agent.process is None:
+        await asyncio.sleep(0.001)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert agent.process.returncode is not None
+
+
 async def test_a_running_exec_survives_its_host_and_is_found_by_the_next(agent: LocalAgent) -> None:
     first = await connect(agent.socket, timeout_s=10)
     info = await first.start(ExecSpec("echo before; read x; echo after $x", stdin=True))

@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def git_daemon(tmp_path: Path) -> Iterator[int]:
         for _ in range(200):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
                 break
+            time.sleep(0.05)
         yield port
     finally:
         daemon.terminate()

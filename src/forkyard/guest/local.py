@@ -42,9 +42,13 @@ class LocalAgent:
         self._relays: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> LocalAgent:
-        self._servers.append(await asyncio.start_unix_server(self._agent_came, self._agent_socket))
-        self._servers.append(await asyncio.start_unix_server(self._host_came, self.socket))
-        await self.start()
+        try:
+            self._servers.append(await asyncio.start_unix_server(self._agent_came, self._agent_socket))
+            self._servers.append(await asyncio.start_unix_server(self._host_came, self.socket))
+            await self.start()
+        except BaseException as error:  # whoever wanted it may go away meanwhile
+            await self.__aexit__(type(error), error, None)
+            raise
         return self
 
     async def start(self) -> None:
@@ -68,7 +72,8 @@ class LocalAgent:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.kill()
+        if self.process is not None:
+            await self.kill()
         for server in self._servers:
             server.close()
         for relay in self._relays:
